@@ -12,25 +12,14 @@ import numpy as np
 import torch
 
 import isthmus
-from isthmus import (
-    ConvexSet,
-    Mechanism,
-    Pipeline,
-    PrivateClassifier,
-    Recipe,
-    Release,
-    Sketch,
-    Stage,
-    estimators,
-    minimize,
-)
+from isthmus import ConvexSet, Mechanism, PrivateClassifier, Release, Sketch, Stage, estimators, minimize
 from isthmus.algorithms import Budget, algorithm, rounds_of
 from isthmus.algorithms.filling import allowed_step, full_run, walk
 from isthmus.base.matrix import matmul
 from isthmus.base.randomness import signs
 from isthmus.objectives import LinearModel
 from isthmus.objectives.targets import SignedLabels
-from isthmus.parts import Step, Weighted
+from isthmus.parts import Weighted
 from isthmus.privacy import Adjacency, Charge, Clip, Gaussian
 from isthmus.sketches.base import Random, resolve
 
@@ -57,7 +46,7 @@ class FoldingMap(Sketch):
         self.matrix[place, bucket] = signs(key, place).double() * length[bucket]
 
     def rows(self, x, lo=0):  # an n x k block of columns lo .. lo + k - 1, dense or CSR
-        return matmul(x, self.matrix[lo : lo + x.shape[1]].to(torch.float64))
+        return matmul(x, self.matrix[lo : lo + x.shape[1]])
 
     def adjoint(self, y):
         return self.matrix.to(y) @ y
@@ -120,16 +109,10 @@ def folded_gd(*, epsilon, delta=None, clip, step, m=0.5, n=None, adjacency="add-
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("gradient", Coarse(1.0), rounds, sampler=sampler)])
         release = Release(encode=Folding(m), clip=Clip(clip), mechanism=plan.mechanism("gradient"))
-        return Pipeline(
-            [Stage(sampler, [release])],
-            lambda t: step,
-            Step(binding.constraint, binding.penalty),
-            Weighted(),
-            rounds=rounds,
-            promise=budget.promise(plan, binding),
-        )
+        stages = [Stage(sampler, [release])]
+        return budget.pipeline(binding, plan, rounds, stages, lambda t: step, average=Weighted())
 
-    return Recipe("folded_gd", build, {"epsilon": epsilon, "clip": clip, "step": step, "m": m})
+    return build
 
 
 @folded_gd.filling(evidence="an example: half the numbers, the rest as plain DP-GD")

@@ -8,7 +8,6 @@ public, and the held-out ones that the scores are of.  A report of one run is wr
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,11 +52,6 @@ class _Row:
     numbers: int | None = None
     model: Any = None
 
-    @property
-    def short(self) -> str:
-        """The name without what explains it."""
-        return self.name.partition(": ")[0]
-
 
 RUNS: Mapping[str, Callable[[Digits], dict[str, Any]]] = {
     "auto: what the planner chooses": lambda data: {"algorithm": "auto", "public": data.public},
@@ -84,42 +78,39 @@ def _digits(public: int = 50) -> Digits:
 # ------------------------------------------------------------ the table
 
 
-def _shown(name: str, run: Callable[[], _Row]) -> _Row:
-    """A run and its line, whose name is there while it runs."""
-    print(f"{name:<42}", end="", flush=True)
-    row, noise, numbers = run(), "-", "-"
-    if row.noise is not None:
-        noise = f"{row.noise:.3g}"
-    if row.numbers is not None:
-        numbers = f"{row.numbers:,}"
+def _shown(row: _Row) -> _Row:
+    """A run's figures, behind its name, which stands there while it runs."""
+    noise = "-" if row.noise is None else f"{row.noise:.3g}"
+    numbers = "-" if row.numbers is None else f"{row.numbers:,}"
     print(f"{row.epsilon:>8g}{row.score:>10.3f}{noise:>12}{numbers:>11}{row.seconds:>9.2f}", flush=True)
     return row
 
 
 def _fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> _Row:
     """A run of `PrivateClassifier`, and its line."""
-    promise: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
+    print(f"{name:<42}", end="", flush=True)
+    if epsilon < math.inf:
+        arguments |= {"bounds": PIXELS, "delta": DELTA}
+    model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **arguments).fit(*data.private)
+    noise, numbers = model.choice_.noise_multiplier, model.result_.dims
+    return _shown(_Row(name, epsilon, model.score(*data.test), model.seconds_, noise, numbers, model))
 
-    def run() -> _Row:
-        model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
-        noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
-        return _Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
 
-    return _shown(name, run)
+def _of_public_records(data: Digits) -> _Row:
+    """The line of a model of the public records alone, which costs no privacy."""
+    name, began = f"public labels alone ({len(data.public[1])} records)", time.perf_counter()
+    model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
+    score = model.score(data.test[0] / PIXELS[1], data.test[1])
+    print(f"{name:<42}", end="")
+    return _shown(_Row(name, 0.0, score, time.perf_counter() - began))
 
 
 def _compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[_Row], float]:
-    """All lines, and the epsilon of all private runs together; the first line is of the public records alone."""
-    ledger, alone = Ledger(adjacency="add-remove"), f"public labels alone ({len(data.public[1])} records)"
-
-    def without_private_records() -> _Row:
-        began = time.perf_counter()
-        model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
-        return _Row(alone, 0.0, model.score(data.test[0] / PIXELS[1], data.test[1]), time.perf_counter() - began)
-
+    """All lines, and the epsilon of all private runs together."""
+    ledger = Ledger(adjacency="add-remove")
     print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
     print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
-    rows = [_shown(alone, without_private_records)]
+    rows = [_of_public_records(data)]
     for epsilon in epsilons:
         rows += [_fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
     rows.append(_fitted("not private: comp_gd", data, math.inf, algorithm="comp_gd"))
@@ -133,15 +124,17 @@ def _report(data: Digits, rows: Sequence[_Row], own: _Row, together: float, out:
     """Write the record and the report of one run, with the others beside it; `together` is the epsilon of them all."""
     on = f"{len(data.test[1])} held-out records, declared public"
     private = [row for row in rows if 0 < row.epsilon < math.inf]
-    others, series = [], []
+    others: list[dict[str, Any]] = []
+    series: dict[str, dict[str, Any]] = {}
     for row in rows:
-        name = row.short if row.noise is None else f"{row.short}, epsilon {row.epsilon:g}"
-        what = {"name": name, "note": row.name.partition(": ")[2] or None, "metric": "accuracy"}
-        numbers = {"epsilon": row.epsilon, "score": row.score, "dims": row.numbers, "seconds": row.seconds}
-        others.append({**what, **numbers})
-    for name in dict.fromkeys(row.short for row in private):
-        line = [row for row in private if row.short == name]
-        series.append({"name": name, "x": [row.epsilon for row in line], "y": [row.score for row in line]})
+        figures = {"epsilon": row.epsilon, "score": row.score, "dims": row.numbers, "seconds": row.seconds}
+        name, _, note = row.name.partition(": ")
+        others.append({"name": name, "note": note or None, "metric": "accuracy", **figures})
+        if row in private:
+            others[-1]["name"] += f", epsilon {row.epsilon:g}"
+            line = series.setdefault(name, {"name": name, "x": [], "y": []})
+            line["x"].append(row.epsilon)
+            line["y"].append(row.score)
     labels = {"x_label": "epsilon", "y_label": "test accuracy", "note": f"Scores of {on}."}
     counted = (
         f"The promise counts all {len(private)} private runs of the comparison, which were made on the same records "
@@ -154,7 +147,7 @@ def _report(data: Digits, rows: Sequence[_Row], own: _Row, together: float, out:
         data={"name": "the digits of scikit-learn", "target": "digit", **sizes},
         metrics=[{"name": "accuracy", "value": own.score, "on": on}],
         comparison=others,
-        curves=[{"title": "Accuracy by epsilon", **labels, "series": series}],
+        curves=[{"title": "Accuracy by epsilon", **labels, "series": list(series.values())}],
         warnings=[counted],
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -186,12 +179,7 @@ def _compressed(data: Digits, rounds: int = 800) -> None:
 
 def _paragraphs(text: str, width: int = 100) -> str:
     """The text in lines that a terminal shows whole."""
-    filled = []
-    for line in text.split("\n"):  # the rest of a long one goes on below a list's words, or a table's last column
-        columns = list(re.finditer(r"(?<=\S)  +", line))
-        below = columns[-1].end() if columns else 2 * line.startswith("- ")
-        filled.append(textwrap.fill(line, width, subsequent_indent=" " * below))
-    return "\n".join(filled)
+    return "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in text.split("\n"))
 
 
 def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[str] = tuple(RUNS)) -> None:
@@ -207,11 +195,11 @@ def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[
         "The noise is relative to the most that one record can contribute to a round, of all records (dp_gd) or of a "
         f"random batch. Each private line keeps its own epsilon; together they spend {together:.3g}."
     )
-    print("\n" + _paragraphs(explanation))
+    print("\n" + textwrap.fill(explanation, 100))
     for row in chosen:
         print(f"At epsilon {row.epsilon:g} the planner chose {row.model.choice_.name}.")
     own = chosen[0]
-    print(f"\n{own.short} at epsilon {own.epsilon:g}, in words\n")
+    print(f"\n{own.name.partition(': ')[0]} at epsilon {own.epsilon:g}, in words\n")
     print(textwrap.indent(_paragraphs(own.model.privacy_.words()), "  "))
     _compressed(data)
     print(f"\nreport: {_report(data, rows, own, together, out)}")

@@ -49,14 +49,16 @@ def test_the_example_runs(parts: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert "rounded to a grid" in out and "folded_gd" in out and "epsilon=1" in out
 
 
-def test_the_sketch_takes_rows_of_every_precision(parts: Any, table: Any) -> None:
-    budget = {"epsilon": 1.0, "clip": 0.5, "n": "exact"}
-    private = algorithms.priv_sgd(**budget, m=3, step=0.1, sketch=parts.Folding)
-    for dtype in (torch.float32, torch.float64):
-        X, y = torch.as_tensor(table[0]).to(dtype), table[1]
-        for recipe in (algorithms.comp_sgd(m=0.5, step=0.05, sketch=parts.Folding), private):
-            result = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3)
-            assert result.x.dtype == dtype and bool(result.x.isfinite().all())
+@pytest.mark.parametrize("name", ["comp_sgd", "priv_sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_sketch_goes_through_recipes_on_rows_of_every_precision(
+    parts: Any, table: Any, name: str, dtype: torch.dtype
+) -> None:
+    more: dict[str, Any] = {} if name == "comp_sgd" else {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
+    recipe = getattr(algorithms, name)(m=3, step=0.5, sketch=parts.Folding, **more)
+    X, y = torch.as_tensor(table[0]).to(dtype), table[1]
+    x = minimize(Logistic(X, y, classes=(0, 1)), recipe, parts.Orthant(5.0), steps=30).x
+    assert x is not None and x.dtype == dtype and parts.Orthant(5.0).contains(x)
 
 
 def test_the_sketch_is_what_it_says(parts: Any) -> None:
@@ -75,14 +77,6 @@ def test_the_set_can_what_it_writes(parts: Any) -> None:
     assert cone.can("support") and not cone.can("gauge") and not cone.can("vertex_form")
     point = cone.project(torch.tensor([3.0, -1.0, 4.0]))
     assert cone.contains(point) and point.tolist() == pytest.approx([1.2, 0.0, 1.6])
-
-
-@pytest.mark.parametrize("sketch", ["comp_sgd", "priv_sgd"])
-def test_the_sketch_goes_through_recipes(parts: Any, table: Any, sketch: str) -> None:
-    more: dict[str, Any] = {} if sketch == "comp_sgd" else {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
-    recipe = getattr(algorithms, sketch)(m=3, step=0.5, sketch=parts.Folding, **more)
-    result = minimize(Logistic(*table, classes=(0, 1)), recipe, parts.Orthant(5.0), steps=30)
-    assert result.x is not None and parts.Orthant(5.0).contains(result.x)
 
 
 def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
@@ -145,6 +139,29 @@ def test_a_recipe_without_a_budget_of_ours_is_refused_by_name(table: Any) -> Non
 
     with pytest.raises(isthmus.InvalidInput, match="own_gd.*Budget"):
         minimize(Logistic(*table, classes=(0, 1)), buying(isthmus.Recipe("own_gd", own), [Ranges()]), steps=3)
+
+
+def test_a_half_written_loss_is_refused_by_name_and_breaks_no_other(table: Any) -> None:
+    class Half(isthmus.objectives.LinearModel):
+        name, reads = "half", None  # type: ignore[assignment]
+
+        def losses(self, z: Any, y: Any) -> Any:
+            return (z - y).square()
+
+        def slopes(self, z: Any, y: Any) -> Any:
+            return 2 * (z - y)
+
+    tries = [
+        lambda: Half(*table),
+        lambda: PrivateClassifier(loss=Half, classes=[0, 1], bounds=(-1, 1)).fit(*table),
+        lambda: isthmus.plan(n=3000, d=6, epsilon=1.0, loss=Half),
+        lambda: isthmus.plan(n=3000, d=6, epsilon=1.0, loss="half"),
+    ]
+    for make in tries:
+        with pytest.raises(isthmus.InvalidInput, match="Half.*(reads|how targets are read)"):
+            make()
+    assert isthmus.plan(n=3000, d=6, epsilon=1.0).choices
+    PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-1, 1), max_iter=2).fit(*table)
 
 
 def test_the_planner_ranks_the_recipe_and_the_loss(parts: Any) -> None:

@@ -20,16 +20,13 @@ A recipe of your own is a function that returns a `Recipe`; a private one takes 
 Declared by `@algorithm`, planner and estimators fill and run it like these.
 """
 
-from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.base import Budget, WidthRule, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
-from isthmus.algorithms.descent import WidthRule
 from isthmus.algorithms.filling import Algorithm, algorithm
-from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
+from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, mirror_descent, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw, dp_fw
-from isthmus.algorithms.mirror import dp_mirror_descent, mirror_descent
-from isthmus.algorithms.prepared import dp_gd
-from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_sgd, priv_sgd
+from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_mirror_descent, dp_sgd, priv_sgd
 from isthmus.algorithms.subspace import dp_subspace_gd, pdp_sgd, rpdp_sgd
 from isthmus.algorithms.svrg import dp_svrg
 

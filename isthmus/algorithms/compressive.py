@@ -12,10 +12,9 @@ from typing import Unpack
 
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, _diameter_of, _published_budget, rounds_of
-from isthmus.algorithms.descent import StepRule, _Descent, _step_rule
+from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _Descent, _diameter_of, _step_rule, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _full_rounds, _stepped, algorithm, full_run
+from isthmus.algorithms.filling import Build, Choice, Run, _full_rounds, _stepped, algorithm, full_run, require
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -69,22 +68,21 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = _published_budget(**terms) if as_published else Budget(**terms)
+    budget = Budget(**terms)
+    if as_published:
+        budget = budget.as_published()
     descent, kept, codes = _Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
     Clip(clip)
 
     def build(binding: Binding) -> Pipeline:
         validate.at_most(binding.d, "the dimension d", p=codes, kappa=kept)
-        records = budget.records(binding)
-        sampler = budget.sampler(binding, batch_size)
+        records, sampler = budget.records(binding), budget.sampler(binding, batch_size)
         rounds = rounds_of(binding, sampler, records, descent.scheduled)
-        gradient = Charge("gradient", "gaussian", rounds, sampler=sampler)
-        if as_published or variant in ("laplace", "dense"):
-            gradient = replace(gradient, mechanism="laplace")
-        items = [gradient]
+        kind = "laplace" if as_published or variant in ("laplace", "dense") else "gaussian"
+        items = [Charge("gradient", kind, rounds, sampler=sampler)]
         if variant == "selection" and not as_published:
             choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=kept)
-            items = [choose, replace(gradient, share=0.5)]
+            items = [choose, replace(items[0], share=0.5)]
         plan = budget.plan(binding, items)
         if as_published:
             release, length = _printed(binding, variant == "dense", budget.epsilon, rounds, clip, codes, kept)
@@ -94,9 +92,9 @@ def compressive_dp_sgd(
             length = _length(release, numbers, sampler.divisor(records))
         stages = [Stage(sampler, [release])]
         if len(items) > 1:
-            mechanism = plan.mechanism("choose")
-            choosing = Release("choose", clip=Clip(clip, ord=math.inf), mechanism=mechanism, lift=discard)
-            stages = [Stage(sampler, [choosing], "choose"), *stages]
+            entries = Clip(clip, ord=math.inf)
+            choosing = Release("choose", clip=entries, mechanism=plan.mechanism("choose"), lift=discard)
+            stages.insert(0, Stage(sampler, [choosing], "choose"))
         if step is None and schedule is None:  # Theorem 1, with the noise that this run has in G
             rule: StepSize = Rule(_diameter_of(binding) / (math.sqrt(2) * length), power=0.5)
         else:
@@ -122,10 +120,9 @@ def _length(release: Release, dims: int, divisor: float) -> float:
     """G of the sound variants: the bound of a record, and the noise on the mean."""
     bound = release.clipped.init()
     scale = release.mechanism.number * bound / divisor
-    squares = dims * scale**2
-    if isinstance(release.mechanism, Laplace):
-        squares = laplace_noise(dims, scale)
-    return math.hypot(bound, math.sqrt(squares))
+    if isinstance(release.mechanism, Laplace):  # twice the variance of Gaussian noise of that scale
+        scale *= math.sqrt(2)
+    return math.hypot(bound, math.sqrt(dims) * scale)
 
 
 def _printed(
@@ -176,12 +173,11 @@ class _Chosen(Encoder):
 def _fill_gaussian(facts: Facts) -> Choice:
     """Noise on Gaussian codes, a sparse gradient decoded by CoSaMP."""
     d = facts.parameters
-    if d < 3:
-        raise Refusal("fewer than 3 parameters: nothing to compress")
-    p = max(3, min(d, CONSTANTS.codes[int(facts.sparse)], facts.max_dims or d))
-    kappa, rounds = max(1, min(CONSTANTS.kappa, p // 5)), CONSTANTS.full_rounds[0]
-    if d > CONSTANTS.small:
-        rounds = CONSTANTS.decodings
+    require(d >= 3, "fewer than 3 parameters: nothing to compress")
+    p = max(3, min(d, 100 if facts.sparse else 50, facts.max_dims or d))
+    kappa, rounds = max(1, min(10, p // 5)), 100
+    if d > CONSTANTS.small:  # decoding takes long
+        rounds = 20
     run = full_run(facts, facts.the_clip, p, rounds)
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
@@ -196,12 +192,8 @@ def _fill_gaussian(facts: Facts) -> Choice:
 )
 def _fill_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
-    if facts.parameters < 3:
-        raise Refusal("fewer than 3 parameters: nothing to compress")
-    wanted, kappa = CONSTANTS.full_rounds[0], min(facts.sparsity or CONSTANTS.kappa, facts.parameters)
-    if facts.sparsity:
-        wanted = CONSTANTS.selections
-    rounds = _full_rounds(facts, wanted)
+    require(facts.parameters >= 3, "fewer than 3 parameters: nothing to compress")
+    rounds, kappa = _full_rounds(facts, 20 if facts.sparsity else 100), min(facts.sparsity or 10, facts.parameters)
     items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.base import Budget, _BudgetOptions, rounds_of
+from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -84,15 +84,15 @@ def dp_skgd(
         validate.check(schedule is None, "inner", inner, "give either inner or a schedule, which has it already")
     if isinstance(probabilities, str):
         validate.one_of(("uniform", "importance"), probabilities=probabilities)
-    bounds, smooth = (validate.as_tensor(*pair).double() for pair in (("clip", clip), ("smoothness", smoothness)))
+    bounds, smooth = validate.as_tensor("clip", clip).double(), validate.as_tensor("smoothness", smoothness).double()
+    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
     if smooth.ndim == 2:
         schedules.smoothness_matrix(smooth.numpy())
-    elif not bool((smooth > 0).all()):
-        validate.refuse("smoothness", smoothness, "give finite numbers above 0")
-    validate.check(bool((bounds > 0).all()), "clip", clip, "give finite numbers above 0")
+    else:
+        validate.check(bool((smooth > 0).all()), "smoothness", smoothness, "give finite numbers above 0")
 
     def build(binding: Binding) -> Pipeline:
-        parts = _parts(binding.d, sampling, blocks)
+        parts = schedules.subsets(sampling, binding.d, blocks)
         encode, drawn, m = _law(binding, bounds, smooth, parts, probabilities, tau if sampling == "nice" else None)
         sampler, records = budget.sampler(binding, batch_size), budget.records(binding)
         loop, scheduled = inner, None
@@ -125,7 +125,7 @@ def _law(
     binding: Binding,
     clip: Tensor,
     smoothness: Tensor,
-    parts: list[Tensor],
+    parts: list[list[int]],
     probabilities: str | Sequence[float],
     tau: int | None,
 ) -> tuple[Encoder, Tensor, Tensor]:
@@ -133,47 +133,31 @@ def _law(
 
     parts, tau  the blocks that are drawn; or the size of a random subset
     """
-    d, matrix = binding.d, smoothness.ndim == 2
+    d, matrix, law = binding.d, smoothness.ndim == 2, None
     c, alone = _spread("clip", clip, d), parts
     if tau is not None and tau < d:  # random subsets can cut between any two coordinates
-        alone = list(torch.arange(d).split(1))
-    separate = all(binding.penalty.separates(part, d) for part in alone)
+        alone = schedules.subsets("single", d)
+    separate = all(binding.penalty.separates(torch.tensor(part), d) for part in alone)
     remedy = "its proximal map mixes coordinates of different blocks: give blocks that keep it whole, or use dp_gd"
     validate.check(separate, "penalty", type(binding.penalty).__name__, remedy)
     if matrix:
         validate.shape((d, d), smoothness=smoothness)
-        v = smoothness.diagonal()
+        v = smoothness.diagonal()  # what one coordinate needs
     else:
         v = _spread("smoothness", smoothness, d)
+    if probabilities == "importance":
+        law = schedules.importance_probabilities(v.numpy(), parts)
+    elif probabilities != "uniform":
+        law = np.array([float(value) for value in probabilities])
     if tau is not None:
-        validate.at_most(d, "the dimension d", tau=tau)
-        if matrix:
-            v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), tau=tau))
-        return Nice(tau, bounds=c.tolist()), torch.full((d,), tau / d, dtype=torch.float64), v
-    lists = [part.tolist() for part in parts]
-    if probabilities == "uniform":
-        law = [1 / len(lists)] * len(lists)
-    elif probabilities == "importance":  # of a matrix its diagonal: what one coordinate needs
-        law = schedules.importance_probabilities(v.numpy(), lists).tolist()
+        drawn = schedules.sampling_probabilities("nice", d, tau=tau)
+        encode: Encoder = Nice(tau, bounds=c.tolist())
     else:
-        law = [float(value) for value in probabilities]
+        drawn = schedules.sampling_probabilities("block", d, blocks=parts, chances=law)
+        encode = Blocks(parts, [float(torch.linalg.vector_norm(c[part])) for part in parts], law)
     if matrix:
-        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), lists, law))
-    drawn = torch.from_numpy(schedules.sampling_probabilities("block", d, blocks=lists, chances=law))
-    return Blocks(lists, [float(torch.linalg.vector_norm(c[part])) for part in parts], law), drawn, v
-
-
-def _parts(d: int, sampling: str, blocks: int | Sequence[Sequence[int]]) -> list[Tensor]:
-    """The blocks, one of all coordinates, or each alone."""
-    if sampling in ("full", "nice"):
-        return [torch.arange(d)]
-    if sampling == "single":
-        return list(torch.arange(d).split(1))
-    if isinstance(blocks, int):
-        validate.positive_int(blocks=blocks)
-        validate.at_most(d, "the dimension d", blocks=blocks)
-        return list(torch.tensor_split(torch.arange(d), blocks))
-    return [torch.tensor(part) for part in schedules.cover([[int(j) for j in block] for block in blocks], d)]
+        v = torch.from_numpy(schedules.expected_smoothness(smoothness.numpy(), None if tau else parts, law, tau=tau))
+    return encode, torch.from_numpy(drawn), v
 
 
 def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
@@ -196,23 +180,21 @@ def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
 def _fill_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
-    blocks = min(d, max(CONSTANTS.blocks, -(-d // (facts.max_dims or d))))
+    blocks = min(d, max(10, -(-d // (facts.max_dims or d))))
     size = -(-d // blocks)
     run = _sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
-    arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
+    arguments |= {"inner": min(250, run.rounds), "smoothness": base, "blocks": blocks}
     unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
-        wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
-        parts = np.array_split(np.argsort(-wide, kind="stable"), blocks)
+        wide = base * np.maximum(shape / shape.max(), 0.1)
+        parts = [part.tolist() for part in np.array_split(np.argsort(-wide, kind="stable"), blocks)]
         arguments |= {"smoothness": wide.tolist(), "probabilities": "importance"}
         if not (np.diff(wide) <= 0).all():
-            arguments["blocks"] = [part.tolist() for part in parts]
-        wide = wide[np.concatenate(parts)]
-        inner = [part.tolist() for part in np.array_split(np.arange(d), blocks)]
-        chances = schedules.importance_probabilities(wide, inner)
-        law = schedules.sampling_probabilities("block", d, blocks=inner, chances=chances)
+            arguments["blocks"] = parts
+        chances = schedules.importance_probabilities(wide, parts)
+        law = schedules.sampling_probabilities("block", d, blocks=parts, chances=chances)
         unit, name = _margin(run, wide, law, np.full(d, run.sigma)), "M by public smoothness, importance"
         if facts.wide:
             shortfall = 0.015  # word ranks were measured too
@@ -230,13 +212,12 @@ def _fill_single(facts: Facts) -> Choice:
     if wide is None:  # one number stands for all coordinates where nothing tells them apart
         wide = np.array([facts.smooth * facts.entry**2])
     bounds = facts.the_clip * np.sqrt(wide / facts.smooth)
-    low, high = CONSTANTS.coordinate_rounds
-    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
+    run = full_run(facts, 1.0, 1, min(max(20 * d, 500), 2000))
     sigma = run.sigma * bounds
     unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
     step = facts.step or min(1.0, facts.tau / unit)
     return run.choice(
-        {"smoothness": _few(wide), "clip": _few(bounds), "inner": max(1, run.rounds // CONSTANTS.loops), "step": step},
+        {"smoothness": _few(wide), "clip": _few(bounds), "inner": max(1, run.rounds // 4), "step": step},
         noise_norm=float(np.sqrt((sigma**2).mean())),
         margin_noise=step * unit,
         seconds=facts.seconds(run.rounds, None, 1),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -49,50 +49,27 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
-    statistics_rounds: int = 50
-    shapes_rounds: int = 100
-    scaled_rounds: int = 200
-    unscaled_rounds: int = 400
-    text_rounds: tuple[int, int] = (100, 400)
-    text_unit: float = 100.0
-    """On long CSR rows T = tau b / (100 C), within `text_rounds`."""
     # ------------------------------------------------------------ plain runs
     longest: float = 1.8
     """Steps over 1 / L: just stable."""
-    full_rounds: tuple[int, int] = (100, 400)
-    batches: int = 100
     sampled_rounds: int = 1000
     # ------------------------------------------------------------ few passes
     few_passes: int = 10
     few_passes_unscaled: int = 50
-    lanczos_passes: int = 60
-    """Passes that lambda_max takes where the Gram matrix is too large."""
     # ------------------------------------------------------------ narrow spaces
     narrow: tuple[int, int] = (50, 500)
-    narrowing: int = 20
-    """m is a twentieth of the parameters, within `narrow`."""
+    """m is a twentieth of the parameters, within these."""
     small_records: int = 10_000
     """Up to this many records looking at all of them in 1000 rounds is cheap."""
     captured: float = 0.8
     """Share of hold-out energy, beyond that of random directions, from which public directions are preferred."""
     # ------------------------------------------------------------ blocks of coordinates
-    blocks: int = 10
-    inner: int = 250
-    block_floor: float = 0.1
-    moment_floor: float = 0.01
     uneven: float = 100.0
     """Component smoothness that differs by this factor asks for steps of its own."""
     block_b: float = 8.0
     block_dims: int = 500
     """Blocks by public frequencies are preferred from this b over d (dense, many records), so many numbers (CSR) on."""
-    coordinate_passes: int = 20
-    coordinate_rounds: tuple[int, int] = (500, 2000)
-    loops: int = 4
     # ------------------------------------------------------------ sparse gradients and vertices
-    kappa: int = 10
-    codes: tuple[int, int] = (50, 100)
-    decodings: int = 20
-    selections: int = 20
     sparse_b: Range = (2.0, 10.0)
     sparse_share: int = 20
     """Few coefficients are selected below this b over d: the second where at most a twentieth of them matter."""
@@ -104,16 +81,6 @@ class Constants:
     """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
     sparse_columns: int = 100
     """Directions that rows of CSR are taken to have."""
-    # ------------------------------------------------------------ variance reduction
-    svrg_inner: int = 20
-    svrg_step: float = 1.0
-    # ------------------------------------------------------------ without a budget
-    free_batch: int = 256
-    free_epochs: int = 20
-    free_rounds: int = 300
-    free_step: float = 1.0
-    feedback_step: float = 0.25
-    momentum: float = 0.9
 
 
 CONSTANTS = Constants()
@@ -150,32 +117,19 @@ _LOOKS = 3
 """How often a round reads its rows: margins, norms, weighted sum."""
 
 
-class _Curve(Protocol):
-    """What is asked of a `diagnostics.EnergyCurve`."""
-
-    @property
-    def ks(self) -> Sequence[int]: ...
-    @property
-    def shares(self) -> Sequence[float]: ...
-    @property
-    def n_fit(self) -> int: ...
-    @property
-    def n_holdout(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class PublicFacts:
     """Rows that were declared public: their number, whether they have labels, what their subspaces capture.
 
-    curve  share of the energy of one half's gradients (at w = 0) in the top-k subspace of the other half; None for
-           too few rows, or for several outputs without labels
+    curve  a `diagnostics.EnergyCurve`: the share of the energy of one half's gradients (at w = 0) in the top-k subspace
+           of the other half; None for too few rows, or for several outputs without labels
     moments  mean x_j^2 of every column
     """
 
     rows: int
     columns: int
     labelled: bool
-    curve: _Curve | None = None
+    curve: Any = None
     moments: tuple[float, ...] | None = None
 
     def share(self, k: int) -> float:
@@ -199,10 +153,10 @@ class PublicFacts:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, the curve as two columns."""
-        values: dict[str, object] = {"rows": self.rows, "columns": self.columns, "labelled": self.labelled}
-        if self.curve is None:
-            return {**values, "energy": None}
-        return {**values, "energy": {"k": list(self.curve.ks), "captured": list(self.curve.shares)}}
+        energy = None
+        if self.curve is not None:
+            energy = {"k": list(self.curve.ks), "captured": list(self.curve.shares)}
+        return {"rows": self.rows, "columns": self.columns, "labelled": self.labelled, "energy": energy}
 
 
 _NUMBERS: dict[str, Callable[..., None]] = {
@@ -271,9 +225,7 @@ class Facts:
         validate.positive_int(n=self.n, d=self.d)
         if self.private:
             validate.positive(epsilon=self.epsilon)
-        delta = self.delta
-        if delta is None:
-            delta = default_delta(self.n)
+        delta = default_delta(self.n) if self.delta is None else self.delta
         validate.open_unit(delta=delta)
         object.__setattr__(self, "delta", delta)
         if known_losses().get(self.loss_name) is self.of_loss:
@@ -291,9 +243,8 @@ class Facts:
         for name, value in vars(self).items():
             if value is not None and name in _NUMBERS:
                 _NUMBERS[name](**{name: value})
-        for name in ("sparse", "ranged", "penalty", "exact"):
-            value = vars(self)[name]
-            validate.check(isinstance(value, (bool, np.bool_)), name, value, "give True or False")
+            if name in ("sparse", "ranged", "penalty", "exact"):
+                validate.check(isinstance(value, (bool, np.bool_)), name, value, "give True or False")
         validate.at_most(self.n, "n", batch_size=self.batch_size or 1)
         able = self.constraint is None or isinstance(self.constraint, ConvexSet)
         validate.check(able, "constraint", self.constraint, "give a set from isthmus.sets, or None")
@@ -344,9 +295,7 @@ class Facts:
         usual = self.clip or self.of_loss.clip_for(self.classes)
         if self.clip is not None or not self.private or self.outputs > 1:
             return usual
-        most = self.of_loss.slope_bound or usual
-        if self.of_loss.equivariant:
-            most = 2.0
+        most = 2.0 if self.of_loss.equivariant else self.of_loss.slope_bound or usual
         return max(usual, min(most, usual * self.b / (CONSTANTS.clip_b * self.parameters)))
 
     @cached_property
@@ -373,7 +322,7 @@ class Facts:
     def narrow_size(self) -> int:
         """m: what is allowed to leave in a round, else a twentieth of the parameters, between 50 and 500."""
         low, high = CONSTANTS.narrow
-        return min(self.parameters, self.max_dims or min(max(self.parameters // CONSTANTS.narrowing, low), high))
+        return min(self.parameters, self.max_dims or min(max(self.parameters // 20, low), high))
 
     @property
     def public_size(self) -> int:
@@ -384,14 +333,11 @@ class Facts:
     @property
     def component_smoothness(self) -> np.ndarray | None:
         """Public component smoothness of every parameter: the caller's, or curvature times public second moments."""
-        if self.smoothness is not None:
-            smoothness = np.array(self.smoothness)
-        elif self.public is not None and self.public.moments is not None:
+        smoothness = self.smoothness
+        if smoothness is None and self.public is not None and self.public.moments is not None:
             moments = np.array(self.public.moments)
-            smoothness = self.smooth * np.maximum(moments, CONSTANTS.moment_floor * max(moments.max(), 1e-12))
-        else:
-            return None
-        return np.tile(smoothness, self.parameters // len(smoothness))
+            smoothness = self.smooth * np.maximum(moments, 0.01 * max(moments.max(), 1e-12))
+        return None if smoothness is None else np.tile(smoothness, self.parameters // len(smoothness))
 
     @property
     def entry(self) -> float:
@@ -401,10 +347,9 @@ class Facts:
     @cached_property
     def filled(self) -> float:
         """Entries of a row that are not 0."""
-        share = self.density or 1.0
         if self.sparse and self.density is None:
-            share = min(1.0, 100 / self.d)
-        return self.d * share
+            return min(self.d, 100.0)
+        return self.d * (self.density or 1.0)
 
     @cached_property
     def mu(self) -> float:
@@ -452,8 +397,6 @@ class Facts:
 
     def poisson_multiplier(self, rate: float, rounds: int) -> float:
         """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
-        if not self.exact and rate < 1:
-            return _sampled(rate * self.full_multiplier(rounds))
         return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
 
     def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
@@ -487,7 +430,8 @@ class Facts:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values; the set by its words, long vectors by their range."""
-        values = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
+        values = asdict(replace(self, constraint=None, public=None, smoothness=None))
+        values |= {"loss": self.loss_name, "parameters": self.parameters}
         if not self.private:
             values["epsilon"] = None
         if self.constraint is not None:
@@ -496,7 +440,7 @@ class Facts:
             values["public"] = self.public.to_dict()
         if self.smoothness is not None:
             values["smoothness"] = [min(self.smoothness), max(self.smoothness)]
-        return {**values, "parameters": self.parameters}
+        return values
 
 
 def _first_order(item: Charge, mu: float) -> float:
@@ -504,11 +448,6 @@ def _first_order(item: Charge, mu: float) -> float:
     number = item.number_at(1 / mu)
     if item.template.selects or item.sampler.rate == 1:
         return number
-    return _sampled(number)
-
-
-def _sampled(number: float) -> float:
-    """The multiplier of a sampled round that costs to first order what q times this multiplier would."""
     return 1 / math.sqrt(math.log1p(number**-2))
 
 

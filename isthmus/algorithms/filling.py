@@ -13,6 +13,7 @@ reports and files ask the `Algorithm`; none of them has a list of their own.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -34,9 +35,16 @@ class Refusal(Exception):
     """Why an algorithm cannot run, or has nothing to offer, on these facts: a filling raises it, or returns it."""
 
 
+def require(ok: bool, why: str) -> None:
+    """Refuse the facts, and say why, unless they are `ok`."""
+    if not ok:
+        raise Refusal(why)
+
+
 def _full_name(algorithm: str, variant: str) -> str:
-    """Algorithm and variant."""
-    return f"{algorithm} ({variant})" if variant else algorithm
+    if variant:
+        return f"{algorithm} ({variant})"
+    return algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +134,8 @@ class Choice:
         values = {name: value for name, value in vars(self).items() if name != "of"}
         if not self.private:
             values["epsilon"] = None
-        return {**values, "name": self.name, "arguments": _listed(dict(self.arguments))}
-
-
-def _listed(value: object) -> object:
-    """Tuples and arrays as lists."""
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_listed(item) for item in value]
-    return value
+        arguments = json.loads(json.dumps(dict(self.arguments), default=np.ndarray.tolist))
+        return {**values, "name": self.name, "arguments": arguments}
 
 
 AVERAGED = {"last": 1.0, "tail": math.sqrt(2 / 3), "average": math.sqrt(1 / 3)}
@@ -179,21 +177,24 @@ class Run:
         held, flops  numbers that are held and multiplications that are done beside those of every run
         """
         facts = self.facts
-        values: dict[str, Any] = {
-            "dims": self.dims,
-            "bytes": NUMBER * self.dims * self.rounds,
-            "memory": facts.memory(self.batch_size, extra=NUMBER * held),
-            "seconds": facts.seconds(self.rounds, self.batch_size, self.dims, flops / FLOPS),
-            "batch_size": self.batch_size,
-            "passes": self.passes,
-            "epsilon": facts.epsilon,
-            "adjacency": facts.adjacency,
-        }
         if self.multiplier is not None:
             norm = self.sigma * math.sqrt(self.dims)
-            values |= {"noise_multiplier": self.multiplier, "noise_norm": norm, "delta": facts.delta}
-        values |= more
-        return Choice(algorithm="", variant=variant, arguments=dict(arguments), rounds=self.rounds, **values)
+            more = {"noise_multiplier": self.multiplier, "noise_norm": norm, "delta": facts.delta, **more}
+        choice = Choice(
+            algorithm="",
+            variant=variant,
+            arguments=dict(arguments),
+            rounds=self.rounds,
+            dims=self.dims,
+            bytes=NUMBER * self.dims * self.rounds,
+            memory=facts.memory(self.batch_size, extra=NUMBER * held),
+            seconds=facts.seconds(self.rounds, self.batch_size, self.dims, flops / FLOPS),
+            batch_size=self.batch_size,
+            passes=self.passes,
+            epsilon=facts.epsilon,
+            adjacency=facts.adjacency,
+        )
+        return replace(choice, **more)
 
 
 def _full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
@@ -206,7 +207,7 @@ def _full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
 
 def _batch_of(facts: Facts) -> int:
     """The expected size of a Poisson batch: the caller's, else a hundredth of the records."""
-    return facts.batch_size or max(1, facts.n // CONSTANTS.batches)
+    return facts.batch_size or max(1, facts.n // 100)
 
 
 def _sampled_rounds(facts: Facts, batch_size: int, passes: float) -> int:
@@ -229,19 +230,18 @@ def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1
 
 def _free_run(facts: Facts, dims: int, sampled: bool) -> Run:
     """Without a budget: all records, or shuffled batches for some epochs."""
-    batch, rounds, most = None, CONSTANTS.free_rounds, facts.passes
+    batch, rounds, most = None, 300, facts.passes
     if sampled:
-        batch = facts.batch_size or min(facts.n, CONSTANTS.free_batch)
-        rounds = CONSTANTS.free_epochs * -(-facts.n // batch)
+        batch = facts.batch_size or min(facts.n, 256)
+        rounds = 20 * -(-facts.n // batch)  # epochs
         most *= facts.n / batch  # the last batch of an epoch may be small: count whole ones
     return Run(facts, facts.rounds or max(1, int(min(rounds, most))), batch, 0.0, None, dims)
 
 
 def _plain_run(facts: Facts, dims: int) -> Run:
     """All records, one public step: step * T is what noise depends on, as long as the allowed noise lets it be."""
-    low, high = CONSTANTS.full_rounds
     rounds = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
-    return full_run(facts, facts.the_clip, dims, min(max(rounds, low), high))
+    return full_run(facts, facts.the_clip, dims, min(max(rounds, 100), 400))
 
 
 def walk(run: Run, step: float, averaged: str = "last", gain: float = 1.0) -> float:

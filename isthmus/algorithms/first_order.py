@@ -7,8 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.descent import Family, StepRule, Stop, WidthRule, _Descent, _step_rule
-from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.base import (
+    SIMPLEX_ONLY,
+    Family,
+    StepRule,
+    Stop,
+    WidthRule,
+    _Descent,
+    _mirror_of,
+    _step_rule,
+)
+from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.filling import Build, Choice, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
@@ -44,9 +53,8 @@ def sgd(
     >>> sgd(step=0.1).name
     'sgd'
     """
-    return _FreeDescent(
-        sampler=_sampler(draw, batch_size), step=step, momentum=momentum, schedule=schedule, output=output
-    ).build
+    sampler = _sampler(draw, batch_size)
+    return _FreeDescent(sampler=sampler, step=step, momentum=momentum, schedule=schedule, output=output).build
 
 
 @algorithm(direct=True)
@@ -132,11 +140,11 @@ def comp_minibatch(
     Other arguments as for `comp_sgd`.
     """
     schedule, usual = options.get("schedule"), "subset"
-    if batch_size is None:
-        if schedule is None:
-            validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    if batch_size is None and schedule is not None:
         batch_size, usual = schedule.batch_size, "independent"
-    sampler = _sampler(draw or usual, batch_size, ("subset", "independent"))
+    if batch_size is None:
+        validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
+    sampler = _sampler(draw or usual, batch_size, "subset")
     return _NarrowDescent(sampler=sampler, stop=stop, **options).build
 
 
@@ -190,18 +198,42 @@ def comp_dist_sgd(
     return _NarrowDescent(sampler=sampler, wire=wire, shifts=shifts, heavy=hitters, **options).build
 
 
-_SAMPLERS: dict[str, Callable[[int | Callable[[int], int]], Sampler]] = {
-    "shuffle": Shuffle,
-    "independent": Uniform,
-    "subset": WithoutReplacement,
-}
+@algorithm(left_out=SIMPLEX_ONLY)
+def mirror_descent(
+    *,
+    step: StepRule | None = None,
+    m: Size | WidthRule | None = None,
+    batch_size: int | None = None,
+    schedule: Schedule | None = None,
+    output: str = "average",
+    sketch: Family = CountSketch,
+) -> Build:
+    """Entropic mirror descent over `Simplex(radius)`, from its middle unless told otherwise.
+
+    step        eta, or a rule t -> eta: sqrt(2 log d / T) over the largest entry of a gradient is the theorem's
+    m           None takes gradients as they are; else m numbers of each, lifted without bias (times d / m)
+    batch_size  None: all records
+    output      as for `sgd`; the theorem is about the average
+
+    >>> mirror_descent(step=0.1).name
+    'mirror_descent'
+    """
+    rule, sampler = _step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
+    descent = _Descent(m=m, schedule=schedule, output=output, sketch=sketch, optional=True)
+
+    def build(binding: Binding) -> Pipeline:
+        release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=unbiased)
+        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=_mirror_of(binding))
+
+    return build
 
 
-def _sampler(
-    draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
-) -> Sampler:
-    validate.one_of(draws, draw=draw)
-    return _SAMPLERS[draw](size)
+def _sampler(draw: str, size: int | Callable[[int], int], other: str = "shuffle") -> Sampler:
+    """Independent draws, or the other way that a recipe offers."""
+    validate.one_of((other, "independent"), draw=draw)
+    if draw == "shuffle":
+        return Shuffle(size)
+    return Uniform(size) if draw == "independent" else WithoutReplacement(size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,17 +294,15 @@ class _NarrowDescent(_FreeDescent):
 @sgd.filling(evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0))
 def _fill_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
-    run = _free_run(facts, facts.parameters, sampled=True)
-    step = facts.step or CONSTANTS.free_step / facts.smooth
+    run, step = _free_run(facts, facts.parameters, sampled=True), facts.step or 1 / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
 
 @gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
 def _fill_gd(facts: Facts) -> Choice:
     """All records."""
-    run = _free_run(facts, facts.parameters, sampled=False)
-    step = facts.step or CONSTANTS.free_step / facts.smooth
-    return run.choice({"step": step, "momentum": CONSTANTS.momentum, "output": "last"})
+    run, step = _free_run(facts, facts.parameters, sampled=False), facts.step or 1 / facts.smooth
+    return run.choice({"step": step, "momentum": 0.9, "output": "last"})
 
 
 @comp_minibatch.filling(evidence="Theorems 8, 9 (000); as comp_sgd", shortfall=(0.003, 0.002), research=True)
@@ -296,7 +326,7 @@ def _fill_comp_gd(facts: Facts) -> Choice:
 
 def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:
     # a coordinate waits d / m rounds for its turn: steps that are stable without memory are too long with it
-    step = run.facts.step or CONSTANTS.feedback_step / run.facts.smooth
+    step = run.facts.step or 0.25 / run.facts.smooth
     return run.choice({"m": run.dims, "step": step, "error_feedback": True, **more}, "error feedback")
 
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.descent import WidthRule, _Descent
+from isthmus.algorithms.base import Budget, WidthRule, _BudgetOptions, _Descent, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm
+from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm, require
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -81,9 +80,7 @@ def comp_fw(
         rule = step or schedule.step
         if batch is None:
             batch, usual = schedule.batch_size, "independent"
-    descent = _Descent(m=m, schedule=schedule)
-    if descent.narrowed:
-        descent = replace(descent, sketch=sketch)
+    descent = _Descent(m=m, schedule=schedule, sketch=sketch, optional=True)
 
     def build(binding: Binding) -> Pipeline:
         sampler: Sampler = Full()
@@ -93,13 +90,12 @@ def comp_fw(
             sampler = WithoutReplacement(lambda t: min(batch(t), binding.n))
         elif batch is not None:
             sampler = WithoutReplacement(batch)
-        stop, loss = None, None
+        stop = None
         if alpha is not None:  # checked on the full gradient; a schedule's as its theorem reads it
             stop = GapBelow(alpha, binding.constraint, binding.gradient)
         elif schedule is not None and schedule.gap is not None:
             stop = GapBelow(schedule.gap, binding.constraint)
-        if line_search == "line":
-            loss = binding.loss
+        loss = binding.loss if line_search == "line" else None
         update = FrankWolfe(binding.constraint, line_search, smoothness, loss, away, lmo_error)
         release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=adjoint)
         return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=update, average=Last(), stop=stop)
@@ -117,17 +113,13 @@ def comp_fw(
 def _fill_free(facts: Facts) -> Choice:
     """No projection, sparse iterates; away steps where the whole gradient may be seen."""
     able = facts.constraint is not None and facts.constraint.bounded and facts.constraint.can("lmo")
-    if not able:
-        raise Refusal("it needs a bounded set with a linear minimiser as constraint")
-    if facts.step is not None:
-        raise Refusal("its steps are searched for: leave step out")
+    require(able, "it needs a bounded set with a linear minimiser as constraint")
+    require(facts.step is None, "its steps are searched for: leave step out")
+    run = _free_run(facts, min(facts.parameters, facts.max_dims or facts.parameters), sampled=False)
+    seconds = facts.seconds(run.rounds, None, 0)
     if facts.narrow:
-        run = _free_run(facts, facts.max_dims or 1, sampled=False)
-        arguments = {"m": run.dims, "away": False, "line_search": "open"}
-        return run.choice(arguments, seconds=facts.seconds(run.rounds, None, 0))
-    run = _free_run(facts, facts.parameters, sampled=False)
-    arguments = {"m": None, "away": True, "line_search": "line"}
-    return run.choice(arguments, "away steps", seconds=5 * facts.seconds(run.rounds, None, 0))
+        return run.choice({"m": run.dims, "away": False, "line_search": "open"}, seconds=seconds)
+    return run.choice({"m": None, "away": True, "line_search": "line"}, "away steps", seconds=5 * seconds)
 
 
 @algorithm(
@@ -150,16 +142,15 @@ def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: U
     budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
 
     def build(binding: Binding) -> Pipeline:
-        sampler = budget.sampler(binding, None)
-        rounds = rounds_of(binding, sampler, budget.records(binding))
-        plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
-        form = _form_of(binding.constraint)
+        form, sampler = _form_of(binding.constraint), budget.sampler(binding, None)
         if form is None:
             remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
             validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
+        rounds = rounds_of(binding, sampler, budget.records(binding))
+        plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
-        encode, lift = _VertexScores(form), _Vertex(form)
-        stage = Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])
+        release = Release("vertex", _VertexScores(form), bound, mechanism=mechanism, lift=_Vertex(form))
+        stage = Stage(sampler, [release])
         return budget.pipeline(binding, plan, rounds, [stage], step or _OPEN, update=FrankWolfe(binding.constraint))
 
     return build
@@ -181,10 +172,7 @@ class _Vertex:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: float | Tensor) -> Lifted:
         """The vertex itself; a choice has no length, so the divisor does not matter."""
-        choice = y.sign()
-        if self.form.signed:
-            choice = -choice
-        vertex = self.form.vertex(choice)
+        vertex = self.form.vertex(-y.sign() if self.form.signed else y.sign())
         return Lifted(-vertex / self.form.radius, vertex)
 
 
@@ -277,15 +265,11 @@ def ball_bound(facts: Facts) -> float:
 @dp_fw.filling(shortfall=(0.013, 0.126))
 def _fill_private(facts: Facts) -> Choice:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
-    r = reach(facts)
-    form = _form_of(facts.constraint)
+    r, form, (low, high) = reach(facts), _form_of(facts.constraint), CONSTANTS.vertices
     if r is None or form is None:
         raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
-    if facts.step is not None:
-        raise Refusal("its steps are 2 / (t + 2): leave step out")
-    dims, (low, high) = facts.parameters, CONSTANTS.vertices
-    if form.rows is not None:
-        dims = len(form.rows)
+    require(facts.step is None, "its steps are 2 / (t + 2): leave step out")
+    dims = facts.parameters if form.rows is None else len(form.rows)
     rounds = _full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]

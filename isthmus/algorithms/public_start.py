@@ -24,7 +24,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.algorithms.purchases import _ShrunkStatistics, linear_model, scaled_targets
+from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -133,14 +133,10 @@ class _Reduced:
         view = Scaled.of(objective.X)
         Z: Any = view.dense() if not view.sparse or bool(view.B[:, : len(view.weight)].any()) else view.plain()
         n, d = Z.shape
-        root, self.first = torch.ones(d, dtype=torch.float64), torch.zeros(objective.space.d, dtype=torch.float64)
-        self.weights = torch.ones(n, dtype=torch.float64)
-        if towards is None:
-            root = _shrunk(Z)
-        else:
-            self.first = towards.double()
-        if weights is not None:
-            self.weights = weights.double()
+        self.weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+        root, self.first = _shrunk(Z), torch.zeros(objective.space.d, dtype=torch.float64)
+        if towards is not None:
+            root, self.first = torch.ones_like(root), towards.double()
         scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
         values, vectors = torch.linalg.eigh(_product(scaled))
         spanned = values > _NEVER * max(float(values.max()), _NEVER)
@@ -299,8 +295,9 @@ class _PublicStart(Purchase):
         if prepared.centre is not None:
             shift, width = prepared.centre
             public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
-        fit = _fit_public(public, self.weights, _prior(prepared))
-        first, step, prior = fit.w, prepared.step or self.walk.step, _prior(prepared)
+        prior, step = _prior(prepared), prepared.step or self.walk.step
+        fit = _fit_public(public, self.weights, prior)
+        first = fit.w
         if self.constraint is not None:
             first = self.constraint.project(first)
         noise = self.walk.noise * (prepared.clip or self.walk.clip)
@@ -309,10 +306,8 @@ class _PublicStart(Purchase):
         factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
         if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
             longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
-            if prior is None:
-                first = first / longer
-            else:
-                first = prior + (first - prior) / longer
+            towards = torch.zeros_like(first) if prior is None else prior
+            first = towards + (first - towards) / longer
         start = first.to(prepared.objective.dtype)
         return replace(prepared, start=start, step=lambda t: factor * step(t))
 
@@ -330,11 +325,9 @@ def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | No
 
     def build(binding: Binding) -> Pipeline:
         pipe = recipe.bind(binding)
-        stage, n = pipe.stages[-1], binding.n
-        release = stage.releases[0]
-        if pipe.promise is not None:
-            n = pipe.promise.records
-        noise = float(getattr(release.mechanism, "multiplier", 0.0)) / stage.sampler.divisor(n)
+        stage, release = pipe.stages[-1], pipe.stages[-1].releases[0]
+        n = binding.n if pipe.promise is None else pipe.promise.records
+        noise = release.mechanism.number / stage.sampler.divisor(n)
         walk = _Walk(pipe.rounds or 1, float(release.clipped.total(release.clipped.init())), noise, pipe.step)
         return replace(pipe, before=[*pipe.before, _PublicStart(rows, targets, walk, binding.constraint, weights)])
 
@@ -352,15 +345,12 @@ def _factor(
     """
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
-    columns, rows, observed = public.X.shape[1], public.n, fit.energies
-    unseen, counts = columns - len(observed), torch.ones_like(observed)
+    columns, rows, observed, pad = public.X.shape[1], public.n, fit.energies, torch.nn.functional.pad
     whole = max(float(observed.sum()), _SHORTEST) / columns
     energies = (rows * observed * (len(observed) / columns) + _ALIKE * whole) / (rows + _ALIKE)
-    if unseen > 0:
-        observed, energies, counts = (
-            torch.nn.functional.pad(known, (0, 1), value=rest)
-            for known, rest in ((observed, 0.0), (energies, whole), (counts, float(unseen)))
-        )
+    # one more direction stands for all that the rows do not see: there are so many of it
+    counts = pad(torch.ones_like(observed), (0, 1), value=columns - len(observed))
+    observed, energies = pad(observed, (0, 1)), pad(energies, (0, 1), value=whole)
     h, f = fit.curvature * energies, _WANTED[:, None]
     passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
@@ -376,9 +366,7 @@ def _prior(prepared: Purchased) -> Tensor | None:
         return torch.zeros(prepared.objective.space.d, dtype=torch.float64)
     if isinstance(prepared.update, Preconditioned):
         first = prepared.update.towards
-    if first is None or not bool(first.any()):
-        return None
-    return first
+    return first if first is not None and bool(first.any()) else None
 
 
 def _preconditioned(
@@ -395,7 +383,7 @@ def _preconditioned(
     assert isinstance(update, Preconditioned) and prepared.start is not None
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
-    usual = _ShrunkStatistics().usual(prepared)
+    usual = ShrunkStatistics().usual(prepared)
     off = (_OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
@@ -404,9 +392,7 @@ def _preconditioned(
         back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
         curvatures = torch.where(lengths > 1e-300, (1 - back) / lengths, 0.0)
         squares = back / (1 - back) * curvatures.square() * usual
-        prior = update.towards
-        if prior is None:
-            prior = torch.zeros_like(first)
+        prior = torch.zeros_like(first) if update.towards is None else update.towards
         alone = vectors.T @ (prior - first) + (vectors.T @ (prepared.start - prior)) / (1 - back)
     pull = (squares / off).clamp(min=1e-300)
     share = curvatures.square() / (curvatures.square() + pull)

@@ -150,29 +150,28 @@ class Ranges(_Histogram):
 
     def rows(self, objective: LinearModel) -> Counts:
         """The octaves of the columns whose range is to be bought."""
-        X, columns = Scaled.of(objective.X).X, self._unknown(objective)
+        X = Scaled.of(objective.X).X
         assert not is_sparse(X)  # CSR was refused by `check`
-        return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), objective.n, len(columns), BINS)
+        _, unknown = self._known(X.shape[1])
+        return Counts(lambda lo, hi: octaves(X[lo:hi][:, unknown]), objective.n, len(unknown), BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
-        X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
-        d, limit = X.shape[1], None
-        if self.whole:
-            limit = math.sqrt(d)
-        low, high = torch.zeros(2, d, dtype=torch.float64)
-        if self.low is not None and self.high is not None:
-            low, high = self.low.double().clone(), self.high.double().clone()
-        second = torch.full((d,), _USUAL, dtype=torch.float64)
-        low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
-        range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
+        X = Scaled.of(prepared.objective.X).X
+        (low, high), unknown = self._known(X.shape[1])
+        second = torch.full_like(low, _USUAL)
+        low[unknown], high[unknown], second[unknown] = ranges(bought.view(-1, BINS), noise, terms.n)
+        limit = math.sqrt(X.shape[1]) if self.whole else None
+        range_map = ranged(low, high, self.bias, float(second.sum()), limit, self.origin)
         objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((range_map,)))
 
-    def _unknown(self, objective: LinearModel) -> Tensor:
-        if self.low is None or self.high is None:
-            return torch.arange(Scaled.of(objective.X).X.shape[1])
-        return (self.low.isnan() | self.high.isnan()).nonzero()[:, 0]
+    def _known(self, d: int) -> tuple[Tensor, Tensor]:
+        """The ranges of d columns, and which of them are to be bought."""
+        known = torch.full((2, d), math.nan, dtype=torch.float64)
+        if self.low is not None and self.high is not None:
+            known = torch.stack([self.low.double(), self.high.double()])
+        return known, known.isnan().any(0).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -530,7 +529,7 @@ class TargetShape(_Histogram):
 
 
 @dataclass(frozen=True)
-class _ShrunkStatistics(Statistics):
+class ShrunkStatistics(Statistics):
     """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
 
     With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum
@@ -543,9 +542,8 @@ class _ShrunkStatistics(Statistics):
         prepared = _with_unit_rows(prepared)
         loss, view = prepared.objective, Scaled.of(prepared.objective.X)
         d, (gram, products) = view.shape[1], _statistics(bought)
-        first = ones = torch.zeros(d, dtype=torch.float64)
-        if prepared.start is not None:
-            first = prepared.start
+        ones = torch.zeros(d, dtype=torch.float64)
+        first = ones if prepared.start is None else prepared.start
         z = first[-1] * view.bias
         curvature = self._curvature(loss, z)
         values, vectors = torch.linalg.eigh(curvature * gram)
@@ -561,7 +559,9 @@ class _ShrunkStatistics(Statistics):
             ones = gram[:, -1] / view.bias
         start = first - inverse @ (level * ones + slope * products)
         update = Preconditioned(inverse * terms.n, torch.eye(d).double() - inverse @ (curvature * gram), first)
-        return replace(prepared, start=start, update=update, step=_Averaging(terms.rounds // 2 * loss.labelled()))
+        # 2 / 3 for a while, then 2 / (t + 3): what preconditioned steps find is averaged, late ones more
+        hold = terms.rounds // 2 * loss.labelled()
+        return replace(prepared, start=start, update=update, step=lambda t: 2.0 / (max(t - hold, 0) + 3))
 
     def _curvature(self, loss: LinearModel, z: Tensor) -> float:
         """The second derivative at margins that a fitted model has, where the first point has margins z."""
@@ -572,25 +572,10 @@ class _ShrunkStatistics(Statistics):
 
     def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
-        view, spread = Scaled.of(prepared.objective.X), 0.3
-        if prepared.objective.classes is not None:
-            spread = 1.0
+        view = Scaled.of(prepared.objective.X)
+        spread = 0.3 if prepared.objective.classes is None else 1.0
         whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
         return 10 * ((prepared.spread or spread) * whole) ** 2 / view.shape[1]
-
-
-@dataclass(frozen=True)
-class _Averaging:
-    """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
-
-    >>> [round(_Averaging(1)(t), 3) for t in range(4)]
-    [0.667, 0.667, 0.5, 0.4]
-    """
-
-    hold: int = 0
-
-    def __call__(self, t: int) -> float:
-        return 2.0 / (max(t - self.hold, 0) + 3)
 
 
 # ---------------------------------------------------------------- what follows
@@ -737,17 +722,13 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
 
     def build(binding: Binding) -> Pipeline:
         pipe = recipe.bind(replace(binding, before=(*_charges_of(items), *binding.before)))
-        planned = set()
-        if pipe.promise is not None and pipe.promise.plan is not None:
-            planned = {charge.name for charge in pipe.promise.plan.items}
-        remedy = (
-            "declare what would be bought: only a private recipe that splits its budget by `algorithms.Budget.plan` "
-            "can buy something first"
-        )
-        validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
-        assert pipe.promise is not None and pipe.promise.plan is not None
-        plan = pipe.promise.plan
-        before = [*_paid(plan, items, Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
+        plan, n = None, 1
+        if pipe.promise is not None:
+            plan, n = pipe.promise.plan, pipe.promise.records
+        if plan is None or not {item.name for item in items} <= {charge.name for charge in plan.items}:
+            remedy = "only a private recipe that splits its budget by `algorithms.Budget.plan` can buy something first"
+            validate.refuse("recipe", recipe.name, f"declare what would be bought: {remedy}")
+        before = [*_paid(plan, items, Terms(n, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
         if copy:
             before.append(_Copied())
         return replace(pipe, before=before)

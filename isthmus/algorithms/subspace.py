@@ -20,10 +20,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.budget import _BudgetOptions
-from isthmus.algorithms.descent import StepRule
+from isthmus.algorithms.base import StepRule, _BudgetOptions, _unless_bought
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm
+from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm, require
 from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
 from isthmus.base import validate
@@ -129,12 +128,12 @@ def _fill_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
         raise Refusal("no public rows: give public=X or (X, y)")
-    if facts.outputs > 1 and not facts.public.labelled:
-        raise Refusal("several outputs: the public rows need labels")
-    k, gain, captured = facts.public_size, 1.0, "no energy curve"
+    require(facts.outputs == 1 or facts.public.labelled, "several outputs: the public rows need labels")
+    k, captured = facts.public_size, "no energy curve"
     share = facts.public.share(k)
-    if share:  # a row lies in the subspace up to what the subspace misses
-        gain, captured = math.sqrt(share), f"{share:.0%} of the public hold-out energy in k = {k} directions"
+    if share:
+        captured = f"{share:.0%} of the public hold-out energy in k = {k} directions"
+    gain = math.sqrt(share or 1.0)  # a row lies in the subspace up to what the subspace misses
     run = _sampled_run(facts, facts.the_clip, k)
     rows, parameters = facts.public.rows, facts.parameters
     flops = run.rounds / REFRESH * (2 * rows**2 * parameters + rows**3)
@@ -173,16 +172,10 @@ def dp_subspace_gd(
     """
     validate.positive_int(k=k)
     validate.open_unit(share=share)
-    fixed = not isinstance(clip, AdaptiveClip)
-    validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    buys: tuple[SumPurchase, ...] = (_Directions(k, share=share),)
-    rule: StepRule | None = None
-    if isinstance(step, str):
-        validate.one_of(("auto",), step=step)
-        buys = (*buys, Lambda())
-    else:
-        rule = step
-    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=buys, **terms).build
+    rule, buys = _unless_bought(step), list[SumPurchase]([_Directions(k, share=share)])
+    if rule is None:
+        buys.append(Lambda())
+    return _PrivateDescent(clip=clip, step=rule, output=output, dims=k, buys=tuple(buys), **terms).build
 
 
 @dataclass(frozen=True)

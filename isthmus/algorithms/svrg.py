@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from isthmus.algorithms.budget import Budget, _BudgetOptions, rounds_of
-from isthmus.algorithms.descent import StepRule, _step_rule
-from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
+from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _step_rule, rounds_of
+from isthmus.algorithms.facts import NUMBER, Facts
 from isthmus.algorithms.filling import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
@@ -40,9 +39,7 @@ def dp_svrg(
     'dp_svrg'
     """
     budget = Budget(**terms)
-    rule, bounds = _step_rule(step, None), (Clip(clip), Clip(clip))
-    if inner_clip is not None:
-        bounds = (Clip(clip), Clip(inner_clip))
+    rule, whole, single = _step_rule(step, None), Clip(clip), Clip(clip if inner_clip is None else inner_clip)
     validate.positive_int(inner=inner)
     validate.check(inner > 1, "inner", inner, "give 2 or more: with an anchor in every round, use dp_gd")
     validate.open_unit(anchor_share=anchor_share)
@@ -51,13 +48,11 @@ def dp_svrg(
         everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         looks = -(-rounds // inner)
-        items = [
-            Charge("anchor", rounds=looks, share=anchor_share),
-            Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler),
-        ]
-        plan = budget.plan(binding, items)
-        anchor = Release("anchor", clip=bounds[0], mechanism=plan.mechanism("anchor"))
-        difference = Release("difference", clip=bounds[1], mechanism=plan.mechanism("difference"))
+        anchors = Charge("anchor", rounds=looks, share=anchor_share)
+        differences = Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler)
+        plan = budget.plan(binding, [anchors, differences])
+        anchor = Release("anchor", clip=whole, mechanism=plan.mechanism("anchor"))
+        difference = Release("difference", clip=single, mechanism=plan.mechanism("difference"))
         stages = [
             Stage(everything, [anchor], "anchor", every=inner),
             Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
@@ -77,19 +72,16 @@ def dp_svrg(
 )
 def _fill(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
-    clip, batch, inner = facts.the_clip, _batch_of(facts), CONSTANTS.svrg_inner
+    clip, batch, inner = facts.the_clip, _batch_of(facts), 20
     rounds = _sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
-    items = (
-        Charge("anchor", rounds=looks, share=0.5),
-        Charge("difference", rounds=rounds, share=0.5, sampler=Poisson(batch / facts.n)),
-    )
-    numbers = facts.split(*items)
+    anchors = Charge("anchor", rounds=looks, share=0.5)
+    numbers = facts.split(anchors, Charge("difference", rounds=rounds, share=0.5, sampler=Poisson(batch / facts.n)))
     run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
     anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
     unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
-    step = facts.step or min(CONSTANTS.svrg_step / facts.smooth, facts.tau / unit)
+    step = facts.step or min(1 / facts.smooth, facts.tau / unit)
     arguments = {"clip": clip, "inner": inner, "step": step, "batch_size": batch}
     return run.choice(
         arguments,

@@ -28,9 +28,8 @@ from isthmus.estimators.linear import LedgerLike
 from isthmus.estimators.looks import Looks
 from isthmus.estimators.scoring import _Bins
 from isthmus.privacy import PrivacyStatement
-from isthmus.tables.columns import readable
+from isthmus.tables.columns import from_days, readable
 from isthmus.tables.encode import NamedColumns, as_frame, encode
-from isthmus.tables.entries import from_days
 from isthmus.tables.schema import Column, Schema
 
 _RANGES, _COUNTS, _MEANS = "summary ranges", "summary counts", "summary means"

@@ -11,7 +11,7 @@ for.  A linear model of them is an additive model of the columns.  Nothing here 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -138,15 +138,13 @@ def _between(counts: Tensor, mass: Tensor, noise: float) -> Tensor:
     """The mass of columns, split over their bins in halves."""
     columns, width = counts.shape
     depth = max(1, math.ceil(math.log2(width)))
-    leaves = torch.nn.functional.pad(counts, (0, 2**depth - width))
-    real = torch.nn.functional.pad(torch.ones(1, width, dtype=torch.float64), (0, 2**depth - width))
-    sums, sizes = [leaves], [real]
-    for _ in range(depth):
-        sums.append(sums[-1].view(columns, -1, 2).sum(2))
-        sizes.append(sizes[-1].view(1, -1, 2).sum(2))
+    counts = torch.nn.functional.pad(counts, (0, 2**depth - width))
+    real = (torch.arange(2**depth) < width).double()
     mass = mass[:, None]
-    for total, size in zip(reversed(sums[:-1]), reversed(sizes[:-1]), strict=True):
-        mass = _halved(mass, total.view(columns, -1, 2), size.view(1, -1, 2), noise).reshape(columns, -1)
+    for level in range(1, depth + 1):  # the bins below each node of this level, as the halves of its parents
+        halves = counts.view(columns, 2**level, -1).sum(2).view(columns, -1, 2)
+        bins = real.view(2**level, -1).sum(1).view(-1, 2)
+        mass = _halved(mass, halves, bins, noise).reshape(columns, -1)
     return mass[:, :width]
 
 
@@ -190,22 +188,19 @@ class SmoothMap:
     def __call__(self, X: object) -> Scaled:
         """The features of the rows of X, of norm at most 1, in its dtype: a copy, or those of a table as it is read."""
         view = Scaled.of(as_matrix("X", X)).without_constant()
-        d, D, dtype = len(self.shift), len(self.columns) + bool(self.bias), torch.float64
-        if dtype_of(view.X) == torch.float32:
-            dtype = torch.float32
+        d, dtype = len(self.shift), dtype_of(view.X)
+        if dtype != torch.float32:
+            dtype = torch.float64
         remedy = f"give {d} columns, as the features were made for"
         validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), remedy)
-        rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
-        features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else rows.dense()
-        plain = Scaled.of(features)
-        upper = plain.upper.clamp(max=1.0)
-        bias = float(self._constant(dtype))
-        return Scaled(features, plain.weight, plain.r, plain.U, plain.B, upper, unit=True, bias=bias)
+        rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), len(self.columns) + 1, dtype)
+        plain = Scaled.of(rows if isinstance(view.X, Streamed) else rows.dense())
+        return replace(plain, _upper=plain.upper.clamp(max=1.0), unit=True, bias=float(self._constant(dtype)))
 
     def _rows(self, part: Scaled, dtype: torch.dtype) -> Tensor:
         """The rows of some records, no longer than 1 in their dtype too."""
         D, whole = len(self.columns), self._whole(dtype)
-        rows = torch.empty(part.shape[0], D + bool(self.bias), dtype=dtype)
+        rows = torch.empty(part.shape[0], D + 1, dtype=dtype)
         step = max(1, CACHE_BYTES // (8 * (len(self.shift) + 4 * D)))
         for lo in range(0, part.shape[0], step):
             block = self._features(part[lo : lo + step].dense() / self.reach)
@@ -235,12 +230,11 @@ class SmoothMap:
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The linear part: where a column has the variance it is taken to have, its smooth functions are uncorrelated
         with its linear one, which is then the best linear account of what the column does (see `RowMaps`)."""
-        whole, d = math.hypot(self.limit, self.bias), len(self.shift)
-        scale = self.scale / self.reach
-        rest = torch.zeros(len(self.columns) - d, dtype=torch.float64)
-        last = torch.tensor([self.bias / whole] if self.bias else [], dtype=torch.float64)
-        offset = (offset - self.shift * self.reach) * scale / whole
-        return weight * scale / whole, torch.cat([offset, rest, last]), self.bias / whole
+        scale = self.scale / self.reach / math.hypot(self.limit, self.bias)
+        bias = self.bias / math.hypot(self.limit, self.bias)
+        rest = torch.zeros(len(self.columns) - len(self.shift), dtype=torch.float64)
+        offset = (offset - self.shift * self.reach) * scale
+        return weight * scale, torch.cat([offset, rest, torch.tensor([bias], dtype=torch.float64)]), bias
 
 
 def smooth_map(
@@ -251,7 +245,6 @@ def smooth_map(
     functions: int,
     longer: float = 1.0,
     floor: float = 0.0,
-    bias: float = 1.0,
 ) -> SmoothMap:
     """The map for columns of these distributions.
 
@@ -276,7 +269,7 @@ def smooth_map(
     values = basis[column, :, order] / (order.double() + 1)[:, None]
     drawn = values[torch.arange(len(column)), columns.draw(_SIMULATED)[:, column]]
     limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
-    return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit, bias)
+    return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit)
 
 
 def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
@@ -301,9 +294,6 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
 
 def _first(alive: Tensor, features: int) -> Tensor:
     """(column, function) of the features: the first function of every column, then the second, ... at most so many."""
-    d, m = alive.shape
-    order = alive.T.reshape(-1).nonzero()[:, 0]
-    pairs = torch.stack([order % d, order // d], 1)
-    whole = [int(alive[:, : k + 1].sum()) for k in range(m)]
-    fits = max([count for count in whole if count <= features], default=whole[0])
-    return pairs[:fits]
+    whole = alive.sum(0).cumsum(0)
+    fits = int(whole[whole <= features].max()) if bool(whole[0] <= features) else int(whole[0])
+    return alive.T.nonzero()[:fits].flip(1)

@@ -105,13 +105,24 @@ class _OfRows(Rows):
         self.X = Scaled.of(X)
         self.n = self.X.shape[0]
 
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        if ord != 2:
+            return rounding.upper_norms(self.dense(), ord)
+        return self._lengths()
+
+    def part(self, lo: int, hi: int) -> Rows:
+        return type(self)(self.X[lo:hi])
+
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         c = weights.to(torch.float64)
         total = rounding.in_float64(self.n, rho, (self.d,), self.device, lambda lo, hi: self._add(lo, hi, c), STEP)
         return self._room(rho, out).copy_(total)
 
-    def _add(self, lo: int, hi: int, c: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _lengths(self) -> Tensor: ...
+
+    @abstractmethod
+    def _add(self, lo: int, hi: int, c: Tensor) -> Tensor: ...
 
 
 class Squares(_OfRows):
@@ -125,13 +136,8 @@ class Squares(_OfRows):
         super().__init__(X)
         self.d = self.X.shape[1]
 
-    def norm_upper(self, ord: float = 2) -> Tensor:
-        if ord != 2:
-            return rounding.upper_norms(self.dense(), ord)
+    def _lengths(self) -> Tensor:
         return self.X.square_norms() * (1 + (self.d + 64) * 2.0**-52)
-
-    def part(self, lo: int, hi: int) -> Squares:
-        return Squares(self.X[lo:hi])
 
     def dense(self) -> Tensor:
         return self.X.dense().square()
@@ -151,13 +157,8 @@ class Products(_OfRows):
         super().__init__(X)
         self.d = self.X.shape[1] ** 2
 
-    def norm_upper(self, ord: float = 2) -> Tensor:
-        if ord != 2:
-            return rounding.upper_norms(self.dense(), ord)
+    def _lengths(self) -> Tensor:
         return self.X.upper.square() * (1 + 2.0**-50)
-
-    def part(self, lo: int, hi: int) -> Products:
-        return Products(self.X[lo:hi])
 
     def dense(self) -> Tensor:
         rows = self.X.dense()

@@ -69,8 +69,8 @@ class Scaled(View):
         if isinstance(X, View) and not isinstance(X, Streamed):
             validate.refuse("X", type(X).__name__, "give a dense or CSR matrix, or a `Scaled` view of one")
         n, p = X.shape
-        empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
-        return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
+        weight, r, U, B = (torch.ones(size, dtype=torch.float64) for size in ((p,), (n,), (n, 0), (0, p)))
+        return Scaled(X, weight, r, U, B)
 
     def forget(self) -> None:
         """Also that rows have norm at most 1, where that is no longer so: the map shortened them as they were."""
@@ -107,6 +107,11 @@ class Scaled(View):
         return is_sparse(self.X)
 
     @property
+    def centred(self) -> bool:
+        """Whether a map moved the columns of X: a row is then as dense as what was subtracted."""
+        return bool(self.B[:, : len(self.weight)].any())
+
+    @property
     def roundings(self) -> int:
         """How many roundings an entry has of its own, at most."""
         return 2 * self.U.shape[1] + 16
@@ -116,8 +121,7 @@ class Scaled(View):
 
         Rows that are `far` are built before they are added, and a constant in a column of its own cancels nothing.
         """
-        p = len(self.weight)
-        if self.far or not bool(self.B[:, :p].any()):
+        if self.far or not self.centred:
             return None
         return (self.upper + 2 * self._shifts()) * (1 + 2.0**-40)
 
@@ -246,10 +250,9 @@ class Scaled(View):
     @property
     def _csr(self) -> Csr | None:
         """The rows as CSR where they are as sparse as X: no column is centred."""
-        p = len(self.weight)
-        if not is_sparse(self.X) or bool(self.B[:, :p].any()):
+        if not is_sparse(self.X) or self.centred:
             return None
-        rows = _weighted(self.X, self.weight, self.r)
+        p, rows = len(self.weight), _weighted(self.X, self.weight, self.r)
         if self.shape[1] > p:
             rows = sp.hstack([rows, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
         seen: Csr = sp.csr_matrix(rows)
@@ -264,7 +267,7 @@ class Scaled(View):
 
     def _cancelled(self) -> Tensor:
         """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
-        if not bool(self.B[:, : len(self.weight)].any()):
+        if not self.centred:
             return torch.zeros_like(self.r)
         # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
         return self._shifts() * 2.0**-48

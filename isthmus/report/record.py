@@ -18,7 +18,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -396,10 +396,7 @@ def rounded_up(value: float) -> str:
     >>> rounded_up(0.91761), rounded_up(math.inf)
     ('0.9177', 'inf')
     """
-    if value <= 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.ceil(value / unit) * unit:.4g}"
+    return _rounded(value, math.ceil)
 
 
 def rounded_down(value: float) -> str:
@@ -408,10 +405,14 @@ def rounded_down(value: float) -> str:
     >>> rounded_down(1.11029), rounded_down(0.0)
     ('1.11', '0')
     """
+    return _rounded(value, lambda units: math.floor(units + 1e-9))
+
+
+def _rounded(value: float, whole: Callable[[float], int]) -> str:
     if value <= 0 or math.isinf(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.floor(value / unit + 1e-9) * unit:.4g}"
+    return f"{whole(value / unit) * unit:.4g}"
 
 
 def _agree(record: Record) -> None:

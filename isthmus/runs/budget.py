@@ -32,7 +32,7 @@ class _Spender:
     began: str
     last: str
     rounds: dict[str, int]
-    epsilon: float | None
+    epsilon: float
 
 
 def open_shared(path: str | Path) -> Ledger:
@@ -47,29 +47,27 @@ def open_shared(path: str | Path) -> Ledger:
 
 def spenders(ledger: Ledger) -> list[_Spender]:
     """Who has spent, in the order they began: runs by their label, charges without one by the id of their run."""
+    assert ledger.budget is not None
     by_label: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.records():
         if record["kind"] in ("charge", "refund"):
             label, _, _ = record["what"].rpartition("/")
             by_label.setdefault(label or record["run"], []).append(record)
-        elif record["kind"] == "torn":
+        elif record["kind"] == "torn" and record["charges"]:
             charges = [{**charge, "kind": "charge", "time": record["time"]} for charge in record["charges"]]
             by_label.setdefault("(cut by a kill)", []).extend(charges)
     found = []
     for label, records in by_label.items():
         rounds: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
+        events: Counter[str] = Counter()
         for record in records:
             change = record["rounds"] * {"charge": 1, "refund": -1}[record["kind"]]
             rounds[record["what"].rpartition("/")[2]] += change
-            counts[event_json.canonical(record["event"])] += change
-        charged, epsilon = [(json.loads(event), count) for event, count in counts.items() if count], None
-        if ledger.budget is not None:
-            epsilon = 0.0
-            if charged:
-                epsilon = float(epsilon_of(event_json.composed(charged), ledger.budget[1], ledger.adjacency))
-        if records:
-            found.append(_Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
+            events[event_json.canonical(record["event"])] += change
+        charged, epsilon = [(json.loads(event), count) for event, count in events.items() if count], 0.0
+        if charged:
+            epsilon = float(epsilon_of(event_json.composed(charged), ledger.budget[1], ledger.adjacency))
+        found.append(_Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
     return found
 
 

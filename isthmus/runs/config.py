@@ -27,9 +27,22 @@ from typing import Any
 
 from isthmus import sets
 from isthmus.base import validate
-from isthmus.tables import readers
 from isthmus.tables.files import Reading, has_part, is_libsvm
-from isthmus.tables.schema import TASKS, Schema, Target, read_column, read_target
+from isthmus.tables.schema import (
+    TASKS,
+    Schema,
+    Target,
+    checked,
+    known_keys,
+    one_of,
+    read_bounds,
+    read_column,
+    read_sign,
+    read_target,
+    read_toml,
+    read_words,
+    setting,
+)
 
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
 _HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
@@ -109,7 +122,7 @@ def _weights(name: str, value: object) -> object:
 
 
 def _separator(name: str, value: object) -> str:
-    return readers.sign(name, "\t" if value == "\\t" else value)
+    return read_sign(name, "\t" if value == "\\t" else value)
 
 
 def _path(name: str, value: object) -> str:
@@ -121,8 +134,8 @@ def _constraint(name: str, value: object) -> str:
     return str(value)
 
 
-_POSITIVE, _SIZE = readers.checked(validate.positive, float), readers.checked(validate.positive_int, int)
-_NATURAL, _UNIT = readers.checked(validate.non_negative, float), readers.checked(validate.open_unit, float)
+_POSITIVE, _SIZE = checked(validate.positive, float), checked(validate.positive_int, int)
+_NATURAL, _UNIT = checked(validate.non_negative, float), checked(validate.open_unit, float)
 
 
 @dataclass(frozen=True)
@@ -142,55 +155,55 @@ class Settings:
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
-    data: str = readers.setting("", _path)
-    target: str | None = readers.setting(None, _text)
-    task: str | None = readers.setting(None, readers.one_of(*TASKS))
-    classes: tuple[str, ...] | None = readers.setting(None, readers.words)
-    target_bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    epsilon: float = readers.setting(1.0, _epsilon)
-    delta: float | None = readers.setting(None, _UNIT)
-    adjacency: str = readers.setting("add-remove", readers.one_of("add-remove", "replace-one"))
-    n: int | None = readers.setting(None, _SIZE)
-    loss: str | None = readers.setting(None, _text)
-    algorithm: str = readers.setting("auto", _text)
-    constraint: str | None = readers.setting(None, _constraint)
-    l1: float = readers.setting(0.0, _NATURAL)
-    l2: float = readers.setting(0.0, _NATURAL)
-    clip: float | None = readers.setting(None, _POSITIVE)
-    step: float | None = readers.setting(None, _POSITIVE)
-    max_iter: int | None = readers.setting(None, _SIZE)
-    batch_size: int | None = readers.setting(None, _SIZE)
-    scale: str = readers.setting("auto", _text)
-    shape: str = readers.setting("auto", readers.one_of("auto", "linear", "smooth"))
-    data_norm: float | None = readers.setting(None, _POSITIVE)
-    intercept: bool = readers.setting(True, _flag)
-    class_weight: dict[str, float] | str | None = readers.setting(None, _weights)
-    options: dict[str, Any] | None = readers.setting(None, _table)
-    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    public: str | None = readers.setting(None, _path)
-    test: str | None = readers.setting(None, _path)
-    test_fraction: float | None = readers.setting(None, _UNIT)
-    test_epsilon: float | None = readers.setting(None, _POSITIVE)
-    release_test_metrics: bool = readers.setting(False, _flag)
-    budget: str | None = readers.setting(None, _path)
-    title: str | None = readers.setting(None, _text)
-    purpose: str | None = readers.setting(None, _text)
-    owner: str | None = readers.setting(None, _text)
-    schema: str | None = readers.setting(None, _path)
-    out: str | None = readers.setting(None, _path)
-    separator: str | None = readers.setting(None, _separator)
-    encoding: str = readers.setting("utf-8", _encoding)
-    decimal: str | None = readers.setting(None, readers.one_of(".", ","))
-    features: int | None = readers.setting(None, _SIZE)
-    zero_based: bool = readers.setting(False, _flag)
+    data: str = setting("", _path)
+    target: str | None = setting(None, _text)
+    task: str | None = setting(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = setting(None, read_words)
+    target_bounds: tuple[float, float] | None = setting(None, read_bounds)
+    epsilon: float = setting(1.0, _epsilon)
+    delta: float | None = setting(None, _UNIT)
+    adjacency: str = setting("add-remove", one_of("add-remove", "replace-one"))
+    n: int | None = setting(None, _SIZE)
+    loss: str | None = setting(None, _text)
+    algorithm: str = setting("auto", _text)
+    constraint: str | None = setting(None, _constraint)
+    l1: float = setting(0.0, _NATURAL)
+    l2: float = setting(0.0, _NATURAL)
+    clip: float | None = setting(None, _POSITIVE)
+    step: float | None = setting(None, _POSITIVE)
+    max_iter: int | None = setting(None, _SIZE)
+    batch_size: int | None = setting(None, _SIZE)
+    scale: str = setting("auto", _text)
+    shape: str = setting("auto", one_of("auto", "linear", "smooth"))
+    data_norm: float | None = setting(None, _POSITIVE)
+    intercept: bool = setting(True, _flag)
+    class_weight: dict[str, float] | str | None = setting(None, _weights)
+    options: dict[str, Any] | None = setting(None, _table)
+    bounds: tuple[float, float] | None = setting(None, read_bounds)
+    public: str | None = setting(None, _path)
+    test: str | None = setting(None, _path)
+    test_fraction: float | None = setting(None, _UNIT)
+    test_epsilon: float | None = setting(None, _POSITIVE)
+    release_test_metrics: bool = setting(False, _flag)
+    budget: str | None = setting(None, _path)
+    title: str | None = setting(None, _text)
+    purpose: str | None = setting(None, _text)
+    owner: str | None = setting(None, _text)
+    schema: str | None = setting(None, _path)
+    out: str | None = setting(None, _path)
+    separator: str | None = setting(None, _separator)
+    encoding: str = setting("utf-8", _encoding)
+    decimal: str | None = setting(None, one_of(".", ","))
+    features: int | None = setting(None, _SIZE)
+    zero_based: bool = setting(False, _flag)
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            value = vars(self)[setting.name]
-            given = value is not None or setting.default is None
-            validate.check(given, setting.name, None, "give a value, or leave it out")
+        for member in fields(self):
+            value = vars(self)[member.name]
+            given = value is not None or member.default is None
+            validate.check(given, member.name, None, "give a value, or leave it out")
             if value is not None:
-                vars(self)[setting.name] = setting.metadata["read"](setting.name, value)
+                vars(self)[member.name] = member.metadata["read"](member.name, value)
         validate.check(bool(self.data), "data", self.data, "give the file to train on")
         fraction, bought = self.test_fraction, self.test_epsilon
         tested = self.test is not None or fraction is not None
@@ -247,7 +260,7 @@ class Settings:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Settings:
         """What `to_dict` wrote."""
-        readers.known_keys("settings", data, [member.name for member in fields(Settings)])
+        known_keys("settings", data, [member.name for member in fields(Settings)])
         return Settings(**data)
 
 
@@ -263,10 +276,10 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     """
     settings: dict[str, Any] = {}
     if file is not None:
-        settings = readers.toml(file)
+        settings = read_toml(file)
         given = [name for name in _PATHS if isinstance(settings.get(name), str)]
         settings |= {name: str(Path(file).parent / settings[name]) for name in given}
-    readers.known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
+    known_keys("config", settings, [*(member.name for member in fields(Settings)), "columns"])
     chosen = {key: value for key, value in options.items() if value not in (None, ())}
     path, declared = chosen.get("schema") or settings.get("schema"), Schema()
     if path is not None:  # whoever hands a schema in declares it public, wherever it came from

@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import scipy.sparse as sp
+
 from isthmus import estimators
 from isthmus.base import secret, validate
 from isthmus.base.atomic import CannotWrite
@@ -171,7 +173,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Plan]:
         n=settings.n or problem.n,
         d=problem.d,
         delta=settings.delta,
-        sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
+        sparse=sp.issparse(problem.x),
         features=settings.shape,
         penalty=bool(settings.l1 or settings.l2),
         **{"scale": settings.scale} | facts,

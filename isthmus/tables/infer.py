@@ -28,8 +28,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.columns import _BOOLEANS, _as_days, _entries, _word, as_numbers, as_words, readable
-from isthmus.tables.entries import LOOKS, _formats_of, _grouping
+from isthmus.tables.columns import (
+    _BOOLEANS,
+    LOOKS,
+    _as_days,
+    _entries,
+    _formats_of,
+    _grouping,
+    _word,
+    as_numbers,
+    as_words,
+    readable,
+)
 from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 

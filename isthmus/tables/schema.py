@@ -22,19 +22,22 @@ Everything here counts as public: whoever writes it down must not take it from t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import math
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables import readers
-from isthmus.tables.columns import TYPES
-from isthmus.tables.entries import OTHER, _check_format, from_days
+from isthmus.tables.columns import _EPOCH, OTHER, TYPES, _check_format, from_days
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -46,6 +49,119 @@ _OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 BUCKETS = 16
+
+
+# ---------------------------------------------------------------- declarations, key by key
+
+Reader = Callable[[str, object], object]
+
+
+def setting(default: object, read: Reader) -> Any:
+    """A field of a dataclass: its value where none is declared, and what reads one that is."""
+    return field(default=default, metadata={"read": read})
+
+
+def declared_fields(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
+    """What a table declares of such a dataclass, each entry as its field reads it; None stands for nothing."""
+    readers = {member.name: member.metadata["read"] for member in fields(kind) if member.metadata}
+    return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables in a TOML file."""
+    validate.present(os.path.isfile(path), path)
+    try:
+        return parsed_toml(Path(path).read_text(encoding="utf-8"), path)
+    except (UnicodeDecodeError, OSError) as error:
+        validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
+
+
+def parsed_toml(text: str, where: object) -> dict[str, Any]:
+    """The tables in a TOML text; `where` is what errors name."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
+
+
+def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -> None:
+    """Refuse keys that mean nothing, with the nearest that does."""
+    names = list(allowed)
+    validate.check(isinstance(data, Mapping), where, data, f"give a table with {names[:3]} and the like")
+    for key in data:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {sorted(names)}"
+            validate.refuse(f"{where}.{key}", data[key], hint)
+
+
+def checked(check: Callable[..., None], kind: Callable[[Any], object]) -> Reader:
+    """A reader of what a check of `validate` lets pass."""
+
+    def read(where: str, value: object) -> object:
+        check(**{where: value})
+        return kind(value)
+
+    return read
+
+
+def one_of(*choices: str) -> Reader:
+    """A reader of one of these words."""
+    return checked(partial(validate.one_of, choices), str)
+
+
+def read_sign(where: str, value: object) -> str:
+    """One character; none at all for thousands that are not grouped."""
+    empty = value == "" and where.endswith("thousands")
+    validate.check(empty or (isinstance(value, str) and len(value) == 1), where, value, "give one character")
+    return str(value)
+
+
+def read_words(where: str, value: object) -> tuple[str, ...]:
+    """Distinct words; numbers are taken as they are written."""
+    if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
+        validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
+    distinct = tuple(str(item).strip() for item in value)
+    validate.check(len(set(distinct)) == len(distinct), where, value, "give each word once")
+    return distinct
+
+
+def read_number(where: str, value: object) -> float:
+    """A finite number, also as text."""
+    found = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = float(value)
+    validate.check(math.isfinite(found), where, value, "give a finite number")
+    return found
+
+
+def read_day(where: str, value: object) -> float:
+    """A date in days since 1970, as such a number or as ISO has it."""
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            from_days(value)
+            return float(value)
+        return float(date.fromisoformat(str(value)[:10]).toordinal() - _EPOCH)  # of a date too
+    except (ValueError, OverflowError):
+        validate.refuse(where, value, "give dates such as 2024-12-31")
+
+
+def read_bounds(where: str, value: object, end: Callable[[str, object], float] = read_number) -> tuple[float, float]:
+    """A range low < high of numbers, or of what `end` reads."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        validate.refuse(where, value, "give a range [low, high]")
+    low, high = (end(where, item) for item in value)
+    validate.check(low < high, where, value, "give low < high")
+    return low, high
+
+
+def unless_empty(read: Reader, empty: object) -> Reader:
+    """A reader that also takes nothing, such as [] or ""."""
+    return lambda where, value: read(where, value) if value else empty
+
+
+# ---------------------------------------------------------------- columns, target, schema
 
 
 @dataclass(frozen=True)
@@ -65,17 +181,17 @@ class Column:
     """
 
     name: str
-    type: str = readers.setting("", readers.one_of(*TYPES))
-    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    categories: tuple[str, ...] = readers.setting((), readers.words)
-    buckets: int = readers.setting(BUCKETS, readers.checked(validate.positive_int, int))
-    missing: str = readers.setting("fill", readers.one_of("fill", "indicator"))
-    absent: tuple[str, ...] = readers.setting((), readers.unless_empty(readers.words, ()))
-    fill: float | None = readers.setting(None, readers.number)
-    thousands: str | None = readers.setting(None, readers.sign)
-    decimal: str = readers.setting(".", readers.sign)
-    format: str = readers.setting("", readers.unless_empty(_check_format, ""))
-    source: str = readers.setting("declared", readers.one_of("declared", "public", "name", "data"))
+    type: str = setting("", one_of(*TYPES))
+    bounds: tuple[float, float] | None = setting(None, read_bounds)
+    categories: tuple[str, ...] = setting((), read_words)
+    buckets: int = setting(BUCKETS, checked(validate.positive_int, int))
+    missing: str = setting("fill", one_of("fill", "indicator"))
+    absent: tuple[str, ...] = setting((), unless_empty(read_words, ()))
+    fill: float | None = setting(None, read_number)
+    thousands: str | None = setting(None, read_sign)
+    decimal: str = setting(".", read_sign)
+    format: str = setting("", unless_empty(_check_format, ""))
+    source: str = setting("declared", one_of("declared", "public", "name", "data"))
 
     @property
     def features(self) -> list[str]:
@@ -140,10 +256,10 @@ class Target:
     """
 
     name: str
-    task: str | None = readers.setting(None, readers.one_of(*TASKS))
-    classes: tuple[str, ...] | None = readers.setting(None, readers.words)
-    bounds: tuple[float, float] | None = readers.setting(None, readers.bounds)
-    decimal: str | None = readers.setting(None, readers.sign)
+    task: str | None = setting(None, one_of(*TASKS))
+    classes: tuple[str, ...] | None = setting(None, read_words)
+    bounds: tuple[float, float] | None = setting(None, read_bounds)
+    decimal: str | None = setting(None, read_sign)
 
 
 @dataclass(frozen=True)
@@ -193,17 +309,17 @@ class Schema:
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
         """The schema in a TOML text; what it does not understand is refused by name."""
-        return Schema.from_dict(readers.parsed(text, where))
+        return Schema.from_dict(parsed_toml(text, where))
 
     @staticmethod
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
-        return Schema.from_dict(readers.toml(path))
+        return Schema.from_dict(read_toml(path))
 
     @staticmethod
     def from_dict(data: Mapping[str, object]) -> Schema:
         """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
-        readers.known_keys("schema", data, ("version", "target", "columns"))
+        known_keys("schema", data, ("version", "target", "columns"))
         validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
         columns, target = data.get("columns", {}), data.get("target")
         if not isinstance(columns, Mapping):
@@ -228,11 +344,11 @@ def read_target(data: object) -> Target:
     """The table [target]."""
     if not isinstance(data, Mapping):
         validate.refuse("target", data, 'give a table [target] with name = "..."')
-    readers.known_keys("target", data, [member.name for member in fields(Target)])
+    known_keys("target", data, [member.name for member in fields(Target)])
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
     rest = {key: value for key, value in data.items() if key != "name"}
-    return Target(str(name), **readers.declared(Target, "target", rest))
+    return Target(str(name), **declared_fields(Target, "target", rest))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -254,14 +370,14 @@ def read_column(name: str, value: object) -> Column:
     guesses = [kind for key, kind in (("categories", "category"), ("buckets", "hash")) if key in value]
     kind = value.get("type", [*guesses, "number"][0])
     validate.one_of(TYPES, **{f"{where}.type": kind})
-    readers.known_keys(where, value, ("type", "source", *TYPES[kind].keys))
+    known_keys(where, value, ("type", "source", *TYPES[kind].keys))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
     if kind == "category":
         value = {**value, "categories": value.get("categories") or ()}
     if kind == "date":
-        value = {**value, "bounds": readers.bounds(f"{where}.bounds", value["bounds"], readers.day)}
-    column = Column(name, **readers.declared(Column, where, {"type": kind, **value}))
+        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], read_day)}
+    column = Column(name, **declared_fields(Column, where, {"type": kind, **value}))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column

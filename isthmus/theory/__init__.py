@@ -41,7 +41,7 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
 from isthmus.theory import schedules
 from isthmus.theory.schedules import *  # noqa: F403
 
-_HELPERS = {"check_arguments", "check_subset_size", "cover", "law_of", "log_inverse", "round_up", "smoothness_matrix"}
+_HELPERS = "check_arguments check_subset_size cover law_of log_inverse round_up smoothness_matrix subsets".split()
 __all__ = sorted(
     name
     for name, value in vars(schedules).items()

@@ -635,7 +635,7 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     array([0.42857143, 0.57142857])
     """
     smooth = _positive("smoothness", smoothness)
-    parts = _singles_or(blocks, smooth.size)
+    parts = subsets("single" if blocks is None else "block", smooth.size, blocks)
     largest = np.array([smooth[block].max() for block in parts])
     return np.asarray(largest / largest.sum())
 
@@ -655,17 +655,12 @@ def sampling_probabilities(
     >>> sampling_probabilities("nice", 4, tau=1), sampling_probabilities("full", 2)
     (array([0.25, 0.25, 0.25, 0.25]), array([1., 1.]))
     """
-    validate.one_of(SAMPLINGS, sampling=sampling)
     validate.positive_int(d=d)
-    if sampling == "full":
-        return np.ones(d)
+    parts = subsets(sampling, d, blocks)
     if sampling == "nice":
         return np.full(d, check_subset_size(tau, d) / d)
-    validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the blocks")
-    parts = _singles_or(None if sampling == "single" else blocks, d)
-    q = law_of(chances, len(parts))
     p = np.zeros(d)
-    for block, chance in zip(parts, q, strict=True):
+    for block, chance in zip(parts, law_of(chances, len(parts)), strict=True):
         p[block] += chance
     return p
 
@@ -714,9 +709,7 @@ def check_subset_size(tau: int | None, d: int) -> int:
 
 def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
-    every = [list(range(d))]
-    if blocks is not None:
-        every = [[int(j) for j in block] for block in blocks]
+    every = [[int(j) for j in block] for block in ([range(d)] if blocks is None else blocks)]
     good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
     validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
     missing = d - len({j for block in every for j in block})
@@ -725,9 +718,18 @@ def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     return every
 
 
-def _singles_or(blocks: Blocks | None, d: int) -> list[list[int]]:
-    if blocks is None:
+def subsets(sampling: str, d: int, blocks: int | Blocks | None = None) -> list[list[int]]:
+    """What is drawn from: single coordinates, the blocks (a number: equal ones); or all of them at once."""
+    validate.one_of(SAMPLINGS, sampling=sampling)
+    if sampling == "single":
         return [[j] for j in range(d)]
+    if sampling != "block":
+        return [list(range(d))]
+    validate.check(blocks is not None, "blocks", blocks, "give the blocks")
+    if isinstance(blocks, int):
+        validate.positive_int(blocks=blocks)
+        validate.at_most(d, "the dimension d", blocks=blocks)
+        return [part.tolist() for part in np.array_split(np.arange(d), blocks)]
     return cover(blocks, d)
 
 
@@ -756,10 +758,9 @@ def expected_smoothness(
         validate.check(blocks is None, "blocks", blocks, "give the subsets or tau, not both")
         share = (check_subset_size(tau, d) - 1) / max(1, d - 1)
         return np.asarray(diagonal * (1 + share * (_top(M, np.arange(d)) - 1)))
-    subsets = _singles_or(blocks, d)
-    q = law_of(chances, len(subsets))
+    parts = subsets("single" if blocks is None else "block", d, blocks)
     drawn, weighted = np.zeros(d), np.zeros(d)
-    for subset, chance in zip(subsets, q, strict=True):
+    for subset, chance in zip(parts, law_of(chances, len(parts)), strict=True):
         drawn[subset] += chance
         weighted[subset] += chance * _top(M, np.asarray(subset))
     return np.asarray(diagonal * weighted / drawn)

@@ -37,14 +37,14 @@ class Between(nn.Module):
         return self.b(self.function(self.a(x), self))
 
 
-def private(module: nn.Module, count: int = 64, **options: Any) -> tuple[nn.Module, PrivacyEngine]:
+def private(module: nn.Module, count: int = 64, lr: float = 0.1, **options: Any) -> tuple[nn.Module, PrivacyEngine]:
     """A module made private; batches are handed to its driver by hand."""
     engine = PrivacyEngine()
     loader = DataLoader(TensorDataset(torch.zeros(2 * count, 1)), batch_size=count)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine.make_private(
-            module=module, optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1),
+            module=module, optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=lr),
             data_loader=loader, **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, "loss_reduction": "sum"} | options,
         )  # fmt: skip
     return module, engine

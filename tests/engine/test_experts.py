@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import engine_cases as cases
 import pytest
 import torch
+from engine_cases import Indexed, private
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import InvalidInput, PrivacyEngine
 
@@ -56,23 +57,14 @@ class Mixture(nn.Module):
 
 def train(module: Mixture) -> PrivacyEngine:
     """Four steps; epsilon says that they were paid for."""
-    draws, engine = torch.Generator().manual_seed(0), PrivacyEngine()
-    data = TensorDataset(torch.randn(32, 5, 6, generator=draws), torch.randint(0, 3, (32,), generator=draws))
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
-    _, optimizer, loader = engine.make_private(
-        module=module,
-        optimizer=optimizer,
-        data_loader=DataLoader(data, batch_size=8),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    for x, y in loader:
-        optimizer.zero_grad()
-        logits, even = module(x) if module.balance else (module(x), torch.zeros(()))
-        (cross_entropy(logits, y) + even.mean()).backward()
-        optimizer.step()
-    return engine
+    draws = torch.Generator().manual_seed(0)
+    records = Indexed(torch.randn(32, 5, 6, generator=draws), torch.randint(0, 3, (32,), generator=draws))
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        logits, even = output if module.balance else (output, torch.zeros(()))
+        return cross_entropy(logits, y) + even.mean()
+
+    return cases.train(private(module, records, batch=8, criterion=None, noise_generator=None), 1, loss).engine
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import sums
+from mixing_cases import private
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import Kronecker, PrivacyEngine
+from isthmus import Kronecker
 from isthmus.modules import GRU, LSTM, RNN
 from isthmus.privacy.clips import ClippedSum
 
@@ -99,11 +99,7 @@ def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], 
     g = torch.Generator().manual_seed(1)
     x = torch.randint(0, CLASSES, (N, 5), generator=g) if shape is None else torch.randn(N, *shape, generator=g) * 3
     x, y = (x if shape is None else x.to(dtype))[keep], torch.randint(0, CLASSES, (N,), generator=g)[keep]
-    engine, loader = PrivacyEngine(), DataLoader(TensorDataset(x, y), batch_size=4)
-    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    engine.make_private(
-        module=module, optimizer=sgd, data_loader=loader, noise_multiplier=1.0, max_grad_norm=0.3, **options
-    )
+    _, engine = private(module, 4, loss_reduction="mean", max_grad_norm=0.3, **options)
     return sums(engine, lambda: F.cross_entropy(module(x.to(device)), y.to(device)), len(x))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import mixing_cases
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.base.validate import InvalidInput
@@ -57,12 +57,16 @@ def data(n: int = N) -> tuple[Tensor, Tensor]:
 
 
 def private(module: nn.Module, **options):
-    engine, count = isthmus.PrivacyEngine(), 8 * N
-    loader = DataLoader(TensorDataset(torch.zeros(count, T, dtype=torch.long), torch.zeros(count)), batch_size=N)
     settings = {"noise_multiplier": 1e-7, "max_grad_norm": 0.5, "noise_generator": torch.Generator().manual_seed(1)}
-    sgd = torch.optim.SGD(module.parameters(), lr=0.5)
-    module, sgd, _ = engine.make_private(module=module, optimizer=sgd, data_loader=loader, **{**settings, **options})
-    return engine, module, sgd
+    module, engine = mixing_cases.private(module, N, 0.5, **{"loss_reduction": "mean", **settings, **options})
+    return engine, module, engine.driver.optimizer
+
+
+def handed(module: nn.Module, **options):
+    """The same with a first batch in hand."""
+    engine, module, _ = private(module, **options)
+    engine.driver.begin(Ticket(N))
+    return engine, module, *data()
 
 
 def trained(tied: bool = False, autocast: bool = False, steps: int = 2, tokens: int = T, **options) -> Tensor:
@@ -158,11 +162,9 @@ def copied(module: Words) -> nn.Module:
 
 
 def test_a_gradient_that_does_not_pass_the_output_is_refused_under_autocast():
-    engine, module, _ = private(Words())
+    _, module, x, _ = handed(Words())
     collected = []
     module.norm.register_forward_hook(lambda layer, args, output: collected.append(output))
-    x, _ = data()
-    engine.driver.begin(Ticket(N))
     with torch.autocast("cpu", torch.bfloat16):
         module(x)
     with pytest.raises(InvalidInput, match="without passing the module's own output"):
@@ -170,9 +172,7 @@ def test_a_gradient_that_does_not_pass_the_output_is_refused_under_autocast():
 
 
 def test_layers_clipped_by_themselves_keep_nothing_and_take_one_backward_pass():
-    engine, module, _ = private(Words(), clipping="per_layer")
-    x, y = data()
-    engine.driver.begin(Ticket(N))
+    engine, module, x, y = handed(Words(), clipping="per_layer")
     loss(module(x), y).backward()
     gathered = engine.driver._accumulator
     assert not any(gathered.codes.get("gradient", {}).values()) and len(gathered.sums["gradient"]) == 5
@@ -244,14 +244,12 @@ def test_outputs_in_a_dataclass_are_undone_as_those_beside_it_are():
 
     def moved(reduction: str) -> Tensor:
         torch.manual_seed(0)
-        engine, module, sgd = private(Answering(), loss_reduction=reduction, max_grad_norm=1e3)
-        x, y = data()
-        engine.driver.begin(Ticket(N))
+        engine, module, x, y = handed(Answering(), loss_reduction=reduction, max_grad_norm=1e3)
         with torch.autocast("cpu", torch.bfloat16):
             short, answer = module(x)
             value = loss(short, y[:, ::2]) + loss(answer.logits, y)
         (value * N if reduction == "sum" else value).backward()
-        sgd.step()
+        engine.driver.optimizer.step()
         return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
     torch.testing.assert_close(moved("mean"), moved("sum"), rtol=0, atol=1e-5)
@@ -259,9 +257,7 @@ def test_outputs_in_a_dataclass_are_undone_as_those_beside_it_are():
 
 @pytest.mark.parametrize("first", [False, True])
 def test_passes_of_one_batch_with_and_without_autocast_are_refused(first):
-    engine, module, _ = private(Words())
-    x, _ = data()
-    engine.driver.begin(Ticket(N))
+    _, module, x, _ = handed(Words())
     with torch.autocast("cpu", torch.bfloat16, enabled=first):
         module(x)
     with (
@@ -282,9 +278,7 @@ class Keeping(Words):
 @pytest.mark.filterwarnings("ignore:the forward pass changed")
 def test_what_a_module_keeps_of_a_pass_is_refused_under_autocast():
     """Its gradient would not pass the outputs: a term of the loss 1 / n as large, rounded another way for every n."""
-    engine, module, _ = private(Keeping())
-    x, y = data()
-    engine.driver.begin(Ticket(N))
+    engine, module, x, y = handed(Keeping())
     (loss(module(x), y) + module.kept[0].square().mean()).backward()
     engine.driver.begin(Ticket(N))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(InvalidInput, match="the module keeps .'kept"):

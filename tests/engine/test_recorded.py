@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from mixing_cases import private
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import Kronecker, PrivacyEngine
+from isthmus import Kronecker
 from isthmus.core.driver import Ticket
 
 pytestmark = [
@@ -43,12 +43,9 @@ def trained(
     torch.manual_seed(0)
     module = Text().cuda()
     x, y = (torch.randint(0, WORDS, (N, TOKENS), device="cuda") for _ in range(2))
-    sgd = torch.optim.SGD(module.parameters(), lr=0.5)
-    engine, loader = PrivacyEngine(), DataLoader(TensorDataset(torch.zeros(64, 1), torch.zeros(64)), batch_size=N)
-    _, sgd, _ = engine.make_private(
-        module=module, optimizer=sgd, data_loader=loader, noise_multiplier=1e-9, max_grad_norm=0.3,
-        noise_generator=torch.Generator().manual_seed(3), **options,
-    )  # fmt: skip
+    settings = {"noise_multiplier": 1e-9, "max_grad_norm": 0.3, "loss_reduction": "mean", **options}
+    _, engine = private(module, N, 0.5, noise_generator=torch.Generator().manual_seed(3), **settings)
+    sgd = engine.driver.optimizer
     engine.driver.pending.replay.on = engine.driver._writer.replay.on = recorded
 
     def step(number: int) -> None:  # what it computes is gone when it ends, and memory comes back to its places

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, C, N, Z, data, flat, per_example, private, step
+from engine_cases import BATCH, C, N, Z, data, first, flat, per_example, private, step, train
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, Kronecker, PublicSubspace
@@ -57,11 +57,8 @@ def test_idle_coordinates_have_all_of_the_noise(options: dict[str, Any]) -> None
     module = Deep()
     module.skip = True
     run = private(module, data(), noise_generator=None, **options)
-    drawn = []
-    for _ in range(30):
-        for _, x, y in run.loader:
-            step(run, x, y)
-            drawn.append(leaf(run, "block", run.rounds[-1].released["main"]["gradient"]).reshape(-1))
+    train(run, 30)
+    drawn = [leaf(run, "block", round.released["main"]["gradient"]).reshape(-1) for round in run.rounds]
     release, divisor = run.engine.driver.stage.releases[0], run.engine.driver.stage.sampler.divisor(N, 0)
     bound = 2 * C if "micro_batch_size" in options else C
     multiplier = release.mechanism.number if options.get("clipping") == "adaptive" else Z
@@ -128,8 +125,7 @@ def test_it_is_said_once_and_names_the_layer() -> None:
     run = private(module, data())
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for _, x, y in run.loader:
-            step(run, x, y)
+        train(run, 1)
     values = [str(each.message) for each in seen if "took no part" in str(each.message)]
     assert len(values) == 1 and "['block']" in values[0]
 
@@ -139,11 +135,9 @@ def test_a_weight_that_is_used_elsewhere_does_not_count_as_idle() -> None:
     module = Deep()
     module.skip = True
     run = private(module, data())
-    for _, x, y in run.loader:
-        if len(x):
-            with pytest.raises(InvalidInput, match="'block.weight' is used outside"):
-                (F.cross_entropy(module(x), y) + module.block.weight.square().sum()).backward()
-            break
+    x, y = first(run)
+    with pytest.raises(InvalidInput, match="'block.weight' is used outside"):
+        (F.cross_entropy(module(x), y) + module.block.weight.square().sum()).backward()
     assert run.engine.ledger.rounds() == {}
 
 
@@ -160,7 +154,5 @@ def test_depth_by_chance() -> None:
 
     module = Chance()
     run = private(module, data(), noise_generator=None)
-    for _ in range(4):
-        for _, x, y in run.loader:
-            step(run, x, y)
+    train(run, 4)
     assert len(run.rounds) == 16 and run.engine.statement(1e-5).private

@@ -198,7 +198,8 @@ def test_parameters_that_come_later_are_refused() -> None:
     run = private(mlp(), data())
     with pytest.raises(InvalidInput, match="add_param_group"):
         run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    x: Tensor = next(x for _, x, _ in run.loader if len(x))
+    assert len(run.optimizer.param_groups) == 1
+    x: Tensor = next(x for _, x, _ in run.loader)
     run.module.extra = nn.Linear(2, 2)
     with pytest.raises(InvalidInput, match=r"\['extra.weight', 'extra.bias'\]"):
         run.module(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from isthmus.tables.entries import number
+from isthmus.tables.columns import number
 from isthmus.tables.schema import Schema
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")

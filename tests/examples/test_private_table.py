@@ -9,16 +9,8 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "private_table.py"
 
 
 def test_the_script(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        str(SCRIPT),
-        "--epsilon",
-        "3",
-        "--save",
-        str(tmp_path / "model.safetensors"),
-    ]
+    model = str(tmp_path / "model.safetensors")
+    command = [sys.executable, "-W", "error", str(SCRIPT), "--epsilon", "3", "--save", model]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     scores = re.search(r"private ([\d.]+), not private ([\d.]+), always benign ([\d.]+)", process.stdout.split(":")[1])

@@ -293,38 +293,3 @@ def test_what_a_reader_cannot_do_is_not_asked_of_them() -> None:
 def test_write_makes_the_file(tmp_path: Path) -> None:
     where = write(record("bare"), tmp_path / "report.html")
     assert where.read_text(encoding="utf-8") == render(record("bare"))
-
-
-# ---------------------------------------------------------------- colours
-
-
-def schemes() -> tuple[dict[str, str], dict[str, str]]:
-    text = render(record("bare"))
-    blocks = re.findall(r":root \{(.*?)\}", text, flags=re.DOTALL)
-    light, dark = (dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", block)) for block in blocks)
-    return light, dark
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, two: str) -> float:
-    high, low = sorted((luminance(one), luminance(two)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_colours_keep_their_contrast_in_both_schemes() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    light, dark = schemes()
-    assert set(light) == set(dark) and len(light) == 19
-    for colours in (light, dark):
-        tones = [(each, f"{each}-tint") for each in ("good", "weak", "bad")]
-        grounds = ["paper", "tint", *(tint for _, tint in tones)]
-        pairs = [(ink, ground) for ink in ("ink", "muted") for ground in grounds] + tones
-        pairs += [("accent", "paper"), ("accent", "tint"), *((f"s{i}", "paper") for i in range(1, 7))]
-        weak = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
-        assert {pair: ratio for pair, ratio in weak.items() if ratio < 4.5} == {}
-        assert contrast(colours["accent"], colours["soft"]) >= 3  # parts of one bar

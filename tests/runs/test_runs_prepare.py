@@ -108,7 +108,10 @@ def test_one_range_for_all_numbers(people: Path) -> None:
         ({"columns": DECLARED, "classes": ["ja", "nein"]}, "some rows have other labels"),
         ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has no classes"),
         ({"columns": DECLARED, "task": "classification", "target_bounds": [0, 1]}, "classes have no range"),
-        ({"columns": DECLARED, "target": "comment"}, "classes='400 labels' .* give --task regression, or --classes"),
+        (
+            {"columns": DECLARED, "target": "comment"},
+            "classes='400 labels' .* give --task regression, or --classes: there may be at most 100",
+        ),
         (
             {"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]},
             "declare at least one column as a number, words, a date or bool: none is left to learn from",

@@ -9,9 +9,8 @@ import pandas
 import pytest
 
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.columns import _as_days
+from isthmus.tables.columns import _as_days, day
 from isthmus.tables.encode import encode
-from isthmus.tables.entries import day
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
 
@@ -82,9 +81,15 @@ def test_public_rows_that_do_not_tell_are_refused(values: list[str], words: str)
         infer("when", pandas.Series(values), public=True)
 
 
-@pytest.mark.parametrize("values", [MIXED, ["Jan 1 2000", "Feb 1 2000"], ["31.12.19", "01.01.20"]])
-def test_private_rows_are_refused_with_the_options(values: list[str]) -> None:
-    with pytest.raises(InvalidInput, match=r'--bounds "when=.*they are not ISO .*--date-format "when=%d/%m/%Y"'):
+PRIVATE = [MIXED, ["Jan 1 2000", "Feb 1 2000"], ["31.12.19", "01.01.20"], ["2020-01-02", "2021-05-06"]]
+
+
+@pytest.mark.parametrize("values", [*PRIVATE, pandas.to_datetime(["2020-01-02", "2021-05-06"])])
+def test_private_rows_are_refused_with_the_options(values: Any) -> None:
+    words = r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'
+    if isinstance(values, list) and values in PRIVATE[:3]:
+        words += '.*they are not ISO .*--date-format "when=%d/%m/%Y"'
+    with pytest.raises(InvalidInput, match=words):
         infer("when", pandas.Series(values))
 
 

@@ -149,17 +149,6 @@ def test_identifiers_are_left_out(name: str) -> None:
     assert infer("paid", pandas.Series([5, 9, 3])).column.type == "number"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [["2020-01-02", "2021-05-06"], ["02.01.2020", "06.05.2021"], pandas.to_datetime(["2020-01-02", "2021-05-06"])],
-)
-def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
-    with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
-        infer("when", pandas.Series(values))
-    column = infer("when", pandas.Series(values), public=True).column
-    assert column.type == "date" and column.bounds == tuple(_as_days(pandas.Series(values), column.format))
-
-
 def test_private_rows_never_give_words_or_ranges() -> None:
     private = pandas.DataFrame(rows(300)).drop(columns="joined")
     for name in private:
@@ -191,8 +180,6 @@ def test_dates_with_and_without_a_zone() -> None:
     text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "2020/1/1", None, "soon"]
     assert _as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
     assert np.isnan(_as_days(pandas.Series(text))[4:]).all()
-    zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
-    assert _as_days(zoned)[0] == first and np.isnan(_as_days(zoned)[1])
 
 
 def test_dates_are_read_one_by_one() -> None:

@@ -12,8 +12,8 @@ from command_line import prepared as rows_of
 
 from isthmus.base.validate import InvalidInput
 from isthmus.runs.prepare import PreparedRows
+from isthmus.tables.columns import number
 from isthmus.tables.encode import encode
-from isthmus.tables.entries import number
 from isthmus.tables.infer import infer
 from isthmus.tables.schema import Column, Schema
 
