@@ -431,9 +431,7 @@ def _watched(parameter: nn.Parameter) -> bool:
 
 def _keeps_batch_statistics(layer: nn.Module) -> bool:
     """Batch norm, and instance norm with running statistics."""
-    if isinstance(layer, _InstanceNorm):
-        return bool(layer.track_running_stats)
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and bool(layer.track_running_stats))
 
 
 def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[AnyRule], dict[str, LeafBinding]]:
