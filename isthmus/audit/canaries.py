@@ -14,9 +14,7 @@ from isthmus.audit.neighbours import LinearRecords
 from isthmus.base import validate
 from isthmus.core.minimize import minimize
 from isthmus.core.pipeline import Pipeline
-from isthmus.privacy.accounting import epsilon_of
-from isthmus.privacy.mechanisms import Gaussian
-from isthmus.privacy.noise import SecretSource, Source
+from isthmus.privacy import Gaussian, SecretSource, Source, epsilon_of
 
 Train = Callable[[Tensor], Tensor]
 

@@ -14,11 +14,9 @@ from torch import Tensor
 from isthmus.audit.neighbours import Movement, Pair, Probe, Values, _inner, _law, movement
 from isthmus.base import validate
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy import FixedSize, Gaussian, Laplace, NoisyMax, SecretSource, Source, TopK, epsilon_of
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
-from isthmus.privacy.noise import SecretSource, Source
-from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
+from isthmus.privacy.sampling import Sampler, rate_of
 
 _BATCH = 1 << 21
 """Numbers drawn at once."""

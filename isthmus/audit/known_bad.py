@@ -12,8 +12,8 @@ from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release
 from isthmus.penalties import NoPenalty
+from isthmus.privacy import Source
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.noise import Source
 from isthmus.sets import Whole
 from isthmus.theory.printed import Printed
 

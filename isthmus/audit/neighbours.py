@@ -19,10 +19,8 @@ from isthmus.core.wire import Keys
 from isthmus.gradients import Dense, Lookup, Rows, Stack
 from isthmus.lifts import discard
 from isthmus.objectives.base import Index, Objective, as_index
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Exact, Mechanism, NoisyMax, SeededSource, Source, TopK
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.mechanisms import Exact, Mechanism, NoisyMax, TopK
-from isthmus.privacy.noise import SeededSource, Source
 from isthmus.sketches import Sketch
 from isthmus.theory.printed import Printed
 

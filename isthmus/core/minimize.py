@@ -471,13 +471,12 @@ def minimize(
     aggregator = _holders(objective, clients)
     group, constraint = aggregator.group, Whole() if constraint is None else constraint
     with group.joined("minimize"):
-        d, every = objective.space.d, record
-        if isinstance(every, str):
-            validate.one_of(("epoch",), record=every)
-            every = None
+        d = objective.space.d
         validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
-        for name, number in {"steps": steps, "physical_batch_size": physical_batch_size, "record": every}.items():
-            if number is not None:
+        for name, number in {"steps": steps, "physical_batch_size": physical_batch_size, "record": record}.items():
+            if isinstance(number, str):
+                validate.one_of(("epoch",), **{name: number})
+            elif number is not None:
                 validate.positive_int(**{name: number})
         if epochs is not None:
             validate.positive(epochs=epochs)
@@ -502,7 +501,12 @@ def minimize(
         if pipe.promise is not None:  # no stage adds noise without one
             view.close(name)
         per_epoch = pipe.stages[-1].sampler.rounds(n)
-        rounds = _rounds(pipe, steps, epochs, per_epoch)
+        rounds = steps if epochs is None else max(1, round(epochs * per_epoch))
+        if rounds is None:
+            rounds = pipe.rounds
+        if rounds is None:
+            remedy = "give one of the two: the recipe does not say how long it runs"
+            validate.refuse("steps, epochs", (None, None), remedy)
         validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
         side = None
         if pipe.promise is not None:
@@ -528,8 +532,7 @@ def minimize(
         if group.rank:
             progress = False
         bar = notebook.bar(rounds, progress, initial=state.t, leave=False, unit="round")
-        if isinstance(record, str):
-            every = per_epoch
+        every = per_epoch if isinstance(record, str) else record
         watch = _Watch(view, pipe, rounds, per_epoch, every, list(callbacks), bar, side)
         if every is not None and state.t == 0:
             watch.add(state, 0.0)
@@ -538,7 +541,8 @@ def minimize(
             where = (aggregator, objective.space, keys, partial(_public_rows, objective), per_epoch)
             context = RunContext(*where, physical_batch_size, ledger=book, whole=n)
             watch.began = time.perf_counter()
-            state, x, status = run(pipe, state, rounds, context, watch.observer())
+            seen = every is not None or not bar.disable  # what nobody looks at is not called
+            state, x, status = run(pipe, state, rounds, context, watch.observe if seen else None)
             seconds = watch.seconds
         with group.alike():
             average = pipe.average.output(state.average, state.w)
@@ -565,17 +569,6 @@ def _holders(objective: Problem, clients: Sequence[Problem] | Aggregator | None)
     remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
     validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
     return Clients(list(clients))
-
-
-def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
-    """How many rounds: as asked, else as many as the algorithm's own schedule says."""
-    if steps is not None:
-        return steps
-    if epochs is not None:
-        return max(1, round(epochs * per_epoch))
-    if pipe.rounds is None:
-        validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
-    return pipe.rounds
 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
@@ -683,12 +676,6 @@ class _Watch:
     def seconds(self) -> float:
         """The time of the run up to now."""
         return time.perf_counter() - self.began
-
-    def observer(self) -> Callable[[State], bool] | None:
-        """What is called after every round, where somebody looks."""
-        if self.every is None and self.bar.disable:
-            return None
-        return self.observe
 
     def observe(self, state: State) -> bool:
         """Whether to stop."""

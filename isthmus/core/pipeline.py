@@ -37,7 +37,7 @@ from torch import Tensor
 from isthmus.base import storage, validate
 from isthmus.base.matrix import exact_products
 from isthmus.base.parallel import in_order
-from isthmus.base.randomness import generator
+from isthmus.base.randomness import generator, key
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
 from isthmus.core.group import ALONE, Aggregator, Group
@@ -47,7 +47,7 @@ from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import private_records
 from isthmus.gradients.rounding import kappa
-from isthmus.lifts import Lift, Lifted, pinv
+from isthmus.lifts import Lift, Lifted, pinv, unbiased
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.event_json import DpEvent, dpa
@@ -58,6 +58,7 @@ from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, Sampler
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Encoder, Identity, Sketch
+from isthmus.sketches.base import leave_pinv
 
 if TYPE_CHECKING:
     from isthmus.core.minimize import Purchased
@@ -461,7 +462,7 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
         total = reduce(add, several(measured, range(len(parts))))
     fixed = said(sampler, "expected") is not None
     total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
-    return round.pipe.wire.send(round, stage, total, client.name, role)
+    return _sent(round, stage, total, client.name, role)
 
 
 def _answered(query: Query, client: Client, physical: int | None, alone: bool) -> Query:
@@ -502,6 +503,38 @@ def _batches(
     if index is None:
         index = torch.arange(count)
     return index.split(most), apart
+
+
+def _sent(round: Round, stage: Stage, message: Message, sender: str, role: str) -> Message:
+    """What goes over the wire: with memory, coded, and counted."""
+    wire = round.pipe.wire
+    values, coded, dims, size = dict(message.values), dict[str, bytes](), 0, 0
+    divisor, eta = message.divisor, round.eta
+    for release, slot in stage.slots:
+        sketch, bounded, name = round.sketches[slot], values[release.name], f"{sender}/{slot}"
+        corrected = value = bounded.value
+        memory = round.memory.get(name)
+        if wire.remembers:
+            if memory is not None:  # the error of earlier rounds is added, or the shift taken away
+                corrected = value + (divisor / eta if wire.feedback else -divisor) * memory
+            value = sketch.forward(corrected)
+        dims += value.numel()
+        if wire.codec is None:
+            size += replace(bounded, value=value).size
+        else:
+            if wire.feedback:  # an unbiased codec is a contraction only after this shrink
+                value = value / (1 + wire.codec.chi(value.numel()))
+            data = wire.codec.encode(value, key(round.seed, round.t, "codec", role, slot))
+            coded[release.name], size = data, size + len(data)
+            value = wire.codec.decode(data, value)
+        if wire.feedback:
+            lost = corrected / divisor - leave_pinv(sketch, value / divisor)  # the receiver lifts the same
+            round.memory[name] = eta * lost
+        elif wire.shift is not None:
+            moved = unbiased(sketch, value, None, eta).direction.mul(wire.shift / divisor)
+            round.memory[name] = moved if memory is None else moved.add_(memory)
+        values[release.name] = replace(bounded, value=value)
+    return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 
 
 # ---------------------------------------------------------------- who holds the records
@@ -640,8 +673,11 @@ def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
-    released = round.group.on_leader(partial(_release, round, stage, message, keys, ledger), met=True)
-    if round.group.rank:  # what was told lies in this rank's main memory
+    make = partial(_release, round, stage, message, keys, ledger)
+    if round.group.size == 1:
+        released = make()
+    else:
+        released = round.group.on_leader(make, met=True)
         released = {name: value.to(message.values[name].value.device) for name, value in released.items()}
     lifted: list[Lifted] = []
     for release, slot in stage.slots:

@@ -7,21 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import storage, validate
-from isthmus.base.randomness import key
 from isthmus.codecs import Codec, named
-from isthmus.lifts import Lifted, unbiased
+from isthmus.lifts import Lifted
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import Source
-from isthmus.sketches.base import leave_pinv
-
-if TYPE_CHECKING:
-    from isthmus.core.pipeline import Round, Stage
 
 Memo = dict[str, Any]
 """What a part of a pipeline remembers from round to round: tensors and plain values by name."""
@@ -204,36 +199,6 @@ class Wire:
     def remembers(self) -> bool:
         """Whether senders keep a vector of R^d."""
         return self.feedback or self.shift is not None
-
-    def send(self, round: Round, stage: Stage, message: Message, sender: str, role: str) -> Message:
-        """What goes over the wire: with memory, coded, and counted."""
-        values, coded, dims, size = dict(message.values), dict[str, Raw](), 0, 0
-        divisor, eta = message.divisor, round.eta
-        for release, slot in stage.slots:
-            sketch, bounded, name = round.sketches[slot], values[release.name], f"{sender}/{slot}"
-            corrected = value = bounded.value
-            memory = round.memory.get(name)
-            if self.remembers:
-                if memory is not None:  # the error of earlier rounds is added, or the shift taken away
-                    corrected = value + (divisor / eta if self.feedback else -divisor) * memory
-                value = sketch.forward(corrected)
-            dims += value.numel()
-            if self.codec is None:
-                size += replace(bounded, value=value).size
-            else:
-                if self.feedback:  # an unbiased codec is a contraction only after this shrink
-                    value = value / (1 + self.codec.chi(value.numel()))
-                data = self.codec.encode(value, key(round.seed, round.t, "codec", role, slot))
-                coded[release.name], size = data, size + len(data)
-                value = self.codec.decode(data, value)
-            if self.feedback:
-                lost = corrected / divisor - leave_pinv(sketch, value / divisor)  # the receiver lifts the same
-                round.memory[name] = eta * lost
-            elif self.shift is not None:
-                moved = unbiased(sketch, value, None, eta).direction.mul(self.shift / divisor)
-                round.memory[name] = moved if memory is None else moved.add_(memory)
-            values[release.name] = replace(bounded, value=value)
-        return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 
 
 # ---------------------------------------------------------------- what is kept of a run

@@ -22,14 +22,12 @@ or, with `halves`, one of the two in turn: half of the bytes and of the collecti
 With a basis that all ranks share this is a linear map with orthonormal rows: codes add up, the lift is its
 pseudo-inverse, and what is left of a gradient is what error feedback needs, v - Phi^+ Phi v.
 
-Products and orthonormal bases are equal to the bit on every rank.  Matrix libraries add in an order that depends on the
-number of threads and on the processor; here entries are rounded to integers of so few bits that all sums are exact in
-float64: then no order of the additions matters.
+Matrix libraries add in an order that depends on the number of threads.  So bases, and the products of small layers, are
+computed on one thread: on ranks with one kind of processor they are equal to the bit.
 
 Private training needs no hook: `make_private(group=)` never forms the gradients that a hook would see.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,66 +37,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.parallel import one_thread
 from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
-
-_WIDE = 53
-"""Integers below 2^53 are float64 numbers."""
-
-
-def _exact_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b in float64, each factor rounded to half of 53 - log2(k) bits: the same bits in whatever order it is added.
-
-    a keeps a scale for each row and b one for each column.
-
-    >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> _exact_product(a, a).tolist()
-    [[7.0, 10.0], [15.0, 22.0]]
-    """
-    bits = (_WIDE - math.ceil(math.log2(max(2, a.shape[1])))) // 2
-    (left, rows), (right, columns) = _integers(a, bits, 1), _integers(b, bits, 0)
-    return (left @ right) * rows * columns
-
-
-def _orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis of what k linearly independent columns span, twice by R'R = X'X and X R^-1; float64.
-
-    >>> basis = _orthonormal(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]))
-    >>> bool(torch.allclose(basis.T @ basis, torch.eye(2, dtype=torch.float64), atol=1e-6))
-    True
-    """
-    for _ in range(2):  # the first leaves an error of the condition number's order, the second one of rounding's
-        scales = _powers(columns, 0)
-        columns = columns.double() / scales
-        columns = _exact_product(columns, _inverse_factor(_exact_product(columns.T, columns)))
-    return columns
-
-
-def _inverse_factor(gram: Tensor) -> Tensor:
-    """R^-1 for R'R = G, upper triangular, column by column: entries are added one after the other."""
-    size = len(gram)
-    rest, out = gram.cpu().clone(), torch.eye(size, dtype=torch.float64)
-    for j in range(size):  # eliminate row and column j, and do to the identity what that does
-        pivot = rest[j, j].clamp_min(torch.finfo(torch.float64).tiny)
-        ratio = rest[j, j + 1 :] / pivot
-        rest[j + 1 :, j + 1 :] -= ratio[:, None] * rest[j, j + 1 :]
-        out[:, j + 1 :] -= out[:, j : j + 1] * ratio
-        out[:, j] /= pivot.sqrt()
-    return out.to(gram.device)
-
-
-def _integers(x: Tensor, bits: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Integers of magnitude 2^bits at most, as float64, and the powers of two that they stand for."""
-    unit = _powers(x, dim) * 2.0**-bits
-    return torch.round(x.double() / unit), unit
-
-
-def _powers(x: Tensor, dim: int) -> Tensor:
-    """The least power of two above the largest entry along a dimension; 1 where all are 0."""
-    top = x.abs().amax(dim, keepdim=True).double()
-    return torch.where(top > 0, torch.exp2(torch.frexp(top).exponent.double()), 1.0)
-
 
 _EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
@@ -130,7 +72,8 @@ class _Round:
         wide = columns.double()
         top = wide.abs().max()  # a maximum has no order
         mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + _INSURANCE * signs, signs)
-        return _orthonormal(mixed).to(columns.dtype)
+        with one_thread():
+            return torch.linalg.qr(mixed)[0].to(columns.dtype)
 
 
 @dataclass(frozen=True)
@@ -174,7 +117,7 @@ _INSURANCE = 2.0**-13
 the others are new ones and not what rounding leaves."""
 
 _NARROW = 16
-"""Products with a side below this differ between thread counts in the library of torch: they are made exact."""
+"""Products with a side below this differ between thread counts in the library of torch."""
 
 
 @dataclass(frozen=True)
@@ -213,11 +156,11 @@ class WarmRank:
         bases = round.state.bases
         for leaf, part in drawn.parts(code):
             if leaf.name in drawn.sides:
-                side, opposite, matrix = _RIGHT, _LEFT, part
-                if drawn.sides[leaf.name][0] == _LEFT:
-                    side, opposite, matrix = _LEFT, _RIGHT, part.T
+                side, opposite = drawn.sides[leaf.name][0], _LEFT
+                if side == _LEFT:
+                    opposite = _RIGHT
                 bases.pop(f"{side} {leaf.name}", None)
-                bases[f"{opposite} {leaf.name}"] = round.basis(opposite, leaf, matrix)
+                bases[f"{opposite} {leaf.name}"] = round.basis(opposite, leaf, part)
 
     def _rank(self, leaf: Leaf) -> int:
         n, k = _matrix_shape(leaf)
@@ -234,7 +177,10 @@ class WarmRank:
 
 
 class _LowRankMap:
-    """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole."""
+    """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole.
+
+    A code is M Q of a leaf's matrix and a basis of its right side, and M' P of one of its left side.
+    """
 
     def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor]]) -> None:
         self.space, self.sides = space, sides
@@ -242,33 +188,28 @@ class _LowRankMap:
         self.m = sum(n * k for n, k in self.shapes.values())
 
     def forward(self, v: Tensor) -> Tensor:
-        """P' M or M Q of each leaf, one after the other."""
+        """The codes of all leaves, one after the other."""
         code = v.new_empty(self.m)
-        for leaf, room in self.parts(code):
-            side, basis = self.sides.get(leaf.name, (None, v))
-            whole = _matrix(self.space, leaf, v)
+        for leaf, part in self.parts(code):
+            matrix, (side, basis) = self._matrix(leaf, v), self.sides.get(leaf.name, (None, v))
             if side is None:
-                room.copy_(whole)
-            elif side == _LEFT:
-                torch.mm(basis.T, whole, out=room)
+                part.copy_(matrix)
+            elif side == _RIGHT:
+                torch.mm(matrix, basis, out=part)
             else:
-                torch.mm(whole, basis, out=room)
+                part.copy_((basis.T @ matrix.T).T)  # M' P itself takes four times as long
         return code
 
     def pinv(self, y: Tensor) -> Tensor:
-        """P R or P Q' of each leaf."""
+        """What the codes are codes of."""
         out = y.new_empty(self.space.d)
         for leaf, part in self.parts(y):
-            room = _matrix(self.space, leaf, out)
-            if leaf.name not in self.sides:
-                room.copy_(part)
-                continue
-            side, basis = self.sides[leaf.name]
-            a, b = (basis, part) if side == _LEFT else (part, basis.T)
-            if min(room.shape) < _NARROW:
-                room.copy_(_exact_product(a, b))
+            room = self._matrix(leaf, out)
+            if leaf.name in self.sides:
+                with one_thread(min(room.shape) < _NARROW):
+                    torch.mm(part, self.sides[leaf.name][1].T, out=room)
             else:
-                torch.mm(a, b, out=room)
+                room.copy_(part)
         return out
 
     def parts(self, code: Tensor) -> list[tuple[Leaf, Tensor]]:
@@ -277,14 +218,19 @@ class _LowRankMap:
         shaped = (piece.view(shape) for piece, shape in zip(pieces, self.shapes.values(), strict=True))
         return list(zip(self.space.leaves, shaped, strict=True))
 
+    def _matrix(self, leaf: Leaf, vector: Tensor) -> Tensor:
+        """The matrix of a leaf, or its transpose where the basis is of its left side."""
+        matrix = vector[self.space.slice(leaf.name)].view(_matrix_shape(leaf))
+        if leaf.name in self.sides and self.sides[leaf.name][0] == _LEFT:
+            return matrix.T
+        return matrix
+
     def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
         n, k = _matrix_shape(leaf)
-        side, basis = self.sides.get(leaf.name, (None, None))
-        if basis is None:
+        if leaf.name not in self.sides:
             return n, k
-        if side == _LEFT:
-            return basis.shape[1], k
-        return n, basis.shape[1]
+        basis = self.sides[leaf.name][1]
+        return n * k // len(basis), basis.shape[1]
 
 
 def _matrix_shape(leaf: Leaf) -> tuple[int, int]:
@@ -295,10 +241,6 @@ def _matrix_shape(leaf: Leaf) -> tuple[int, int]:
     """
     n = leaf.shape[0] if len(leaf.shape) > 1 else 1
     return n, leaf.size // n
-
-
-def _matrix(space: Space, leaf: Leaf, vector: Tensor) -> Tensor:
-    return vector[space.slice(leaf.name)].view(_matrix_shape(leaf))
 
 
 _FORMAT = "isthmus-hook-1"

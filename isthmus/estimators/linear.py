@@ -34,19 +34,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, stored
-from isthmus.estimators.problem import (
-    Objective,
-    _check_bounds,
-    _check_range,
-    _largest_eigenvalue,
-    _posed,
-    _Problem,
-    _ranges_of,
-    _read,
-    _shared_labels,
-    _shared_rows,
-)
+from isthmus.estimators import intervals, partial_fit_claims, posing, stored
 from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
@@ -229,7 +217,7 @@ class _PrivateLinear(_PrivateEstimator):
             saved, state = self._group.on_leader(self._checkpointed), None
             if saved is not None:
                 state = State(**saved)
-            self._train(rows, targets, sample_weight, state)
+            self._train(rows, targets, sample_weight, state, 1)
         return self
 
     def partial_fit(
@@ -247,10 +235,10 @@ class _PrivateLinear(_PrivateEstimator):
             run, charged = self._run_of_calls()
             remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
             validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
-            claim = None
+            claimed = None
             if self._private and not charged:  # no ledger counts what every copy spends
-                claim = partial(partial_fit_claims._claim, run, past)
-            self._train(rows, targets, sample_weight, self._partial_state, calls, past, claim)
+                claimed = run or ""
+            self._train(rows, targets, sample_weight, self._partial_state, calls, claimed)
         parts = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
@@ -274,13 +262,12 @@ class _PrivateLinear(_PrivateEstimator):
         y: np.ndarray,
         weight: ArrayLike | None,
         state: State | None,
-        calls: int = 1,
-        past: int = 0,
-        claim: Callable[[], None] | None = None,
+        calls: int,
+        run: str | None = None,
     ) -> None:
-        """Plan and run call `past` + 1 of `calls`; `claim` takes it just before anything is spent."""
-        began = time.perf_counter()
-        problem = _posed(self, X, y, weight)
+        """Plan and run the next of so many calls, which is taken of a `run` of them just before anything is spent."""
+        began, past = time.perf_counter(), self._calls
+        problem = posing._posed(self, X, y, weight)
         if state is not None:  # what rounds already made rest on, and what was read from the data for them
             assumed = dict.fromkeys((*state.parts.get("assumptions", ()), *problem.assumptions))
             leaks = dict.fromkeys((*state.parts.get("leaks", ()), *problem.leaks))
@@ -308,8 +295,8 @@ class _PrivateLinear(_PrivateEstimator):
         rounds, history, checkpoint = choice.rounds * calls, list[dict[str, float]](), self.checkpoint
         if self._group.rank:
             checkpoint = None
-        if claim is not None:
-            claim()
+        if run is not None:
+            partial_fit_claims._claim(run, past)
         ledger = self._run_ledger()
         with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
             result = minimize(
@@ -343,7 +330,7 @@ class _PrivateLinear(_PrivateEstimator):
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(**{name: value for name, value in own.items() if value is not None}, **more)
 
-    def _recipe(self, problem: _Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
+    def _recipe(self, problem: posing._Problem, choice: Choice, smooth: float, calls: int) -> Recipe:
         """The chosen recipe with what the user fixed, what is bought first, and a start from labelled public rows."""
         options = dict(self.options or {})
         n: int | str = "exact"
@@ -356,7 +343,7 @@ class _PrivateLinear(_PrivateEstimator):
                 n = self.n or problem.n
         elif self.step is None and choice.batch_size is None and "step" in choice.arguments:
             curvature = problem.objective.curvature or 1.0  # the data may be looked at
-            top = _largest_eigenvalue(self._group, problem.objective.X)
+            top = posing._largest_eigenvalue(self._group, problem.objective.X)
             longest = problem.n / (curvature * max(top, 1e-12))
             options.setdefault("step", longest * choice.arguments["step"] * smooth)
         recipe = choice.recipe(n=n, public=problem.facts["public"], constraint=self.constraint, **options)
@@ -413,7 +400,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     # ------------------------------------------------------------ what is stored, and new rows
 
-    def _store(self, problem: _Problem, result: Result) -> None:
+    def _store(self, problem: posing._Problem, result: Result) -> None:
         later: Sequence[Map] = result.transform.maps if result.transform is not None else ()
         self._maps = RowMaps([*problem.maps.maps, *later])
         point = result.x
@@ -466,7 +453,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     def _margins(self, X: object) -> np.ndarray:
         check_is_fitted(self)
-        rows, _ = _read(self, X)
+        rows, _ = posing._read(self, X)
         step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
         parts = (rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step))
         return np.concatenate([matmul(self._maps(Scaled.of(part)), self._weights).numpy() for part in parts])
@@ -513,13 +500,8 @@ class _PrivateLinear(_PrivateEstimator):
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
 
-    def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
-        """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
-        return intervals._coefficient_intervals(self, level, residual_sd)
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
-        stored.save(self, path)
+    coefficient_intervals = intervals.coefficient_intervals
+    save = stored.save
 
     # ------------------------------------------------------------ what follows from the parameters alone
 
@@ -583,7 +565,7 @@ class _PrivateLinear(_PrivateEstimator):
         counts = {name: vars(self)[name] for name in ("max_iter", "batch_size", "n", "partial_calls")}
         validate.positive_int(**{name: value for name, value in counts.items() if value is not None})
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
-        _check_bounds(self.bounds, self.data_norm)
+        posing._check_bounds(self.bounds, self.data_norm)
         forced = self._named_algorithm is None and self.as_published
         remedy = 'name the algorithm that is to run as published, such as algorithm="priv_sgd"'
         validate.check(not forced, "as_published", True, remedy)
@@ -620,10 +602,10 @@ class _PrivateLinear(_PrivateEstimator):
 
     def _read(self, X: object, y: object, reset: bool) -> tuple[Matrix, np.ndarray]:
         several = self._group.size > 1
-        rows, targets = _read(self, X, y, reset=reset, least=1 - several)
+        rows, targets = posing._read(self, X, y, reset=reset, least=1 - several)
         if several:
             names = list(vars(self).get("feature_names_in_", ()))
-            rows, self._whole = _shared_rows(self._group, rows, names)
+            rows, self._whole = posing._shared_rows(self._group, rows, names)
         return rows, targets
 
 
@@ -746,7 +728,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
 
     # ------------------------------------------------------------ the problem
 
-    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> posing.Objective:
         weights, buys = self._checked_weights(weight, X.shape[0]), tuple[SumPurchase, ...]()
         if self.class_weight is not None:
             by_row = self._weights_of(y)
@@ -768,7 +750,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
             known = bool(np.isin(y, self.classes_).all())
             validate.require(known, f"y holds {words}: {_other_labels(y, self.classes_)}")
         elif not self._calls:  # what the first call read is in its state
-            self.classes_ = _shared_labels(self._group, y)
+            self.classes_ = posing._shared_labels(self._group, y)
             validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
             if self._private:
                 return (leak(*CLASSES_READ),)
@@ -866,11 +848,11 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         if isinstance(bounds, str):
             validate.one_of(("data",), target_bounds=bounds)
         elif bounds is not None:
-            _check_range("target_bounds", bounds, "give (low, high)")
+            posing._check_range("target_bounds", bounds, "give (low, high)")
             never = self._counts and bounds[0] < 0
             validate.check(not never, "target_bounds", bounds, "give a low of at least 0: counts are never negative")
 
-    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> Objective:
+    def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> posing.Objective:
         remarks: tuple[str, ...] = ()
         own: dict = {"delta": self.huber_delta} if issubclass(self._kind, Huber) else {}
         y, weights = np.asarray(y, dtype=np.float64), self._checked_weights(weight, X.shape[0])
@@ -882,7 +864,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
                 bounds = float(targets.min()), float(targets.max())
                 remarks = ("the public targets are public: y was clipped to their range",)
         if isinstance(bounds, str) or not self._private and bounds is None:
-            low, high = _ranges_of(torch.tensor(y)[:, None], self._group)
+            low, high = posing._ranges_of(torch.tensor(y)[:, None], self._group)
             bounds = float(low), float(high)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
@@ -910,7 +892,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
         return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
 
-    def _store(self, problem: _Problem, result: Result) -> None:
+    def _store(self, problem: posing._Problem, result: Result) -> None:
         if result.target is not None:
             self.target_bounds_ = result.target
         self.target_centre_ = result.centre

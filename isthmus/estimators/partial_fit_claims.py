@@ -31,7 +31,7 @@ def _begin() -> str:
     return name
 
 
-def _claim(run: str | None, done: int) -> None:
+def _claim(run: str, done: int) -> None:
     """Take the call after `done` others, or refuse where it may have been spent.
 
     >>> name = _begin()
@@ -42,12 +42,11 @@ def _claim(run: str | None, done: int) -> None:
     """
     call = f"Call {done + 1} of partial_fit"
     with _LOCK:
-        calls = _MADE.get(run or "")
+        calls = _MADE.get(run)
         elsewhere = "comes in another process than the first, where the rest of the budget may be spent"
         validate.require(calls is not None, f"{call} {elsewhere}: {LEDGER}")
         before = "was begun before, by another copy or before an interruption"
         validate.require(calls == done, f"{call} {before}: continue there, or {LEDGER}")
-        assert run is not None
         _MADE[run] = done + 1
 
 

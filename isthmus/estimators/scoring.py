@@ -18,9 +18,9 @@ from what was released: they cost nothing more.  Rows too few to tell anything a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -102,20 +102,8 @@ class Figure:
         return f"{self.name} {_digits(self.value)}{about}{where}" + f"; {self.note}" * bool(self.note)
 
 
-@dataclass(frozen=True)
-class ShownCurve:
-    """A curve of shares, from released or public figures, as a report shows it."""
-
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[tuple[str, tuple[float, ...], tuple[float, ...]], ...]
-    note: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """As a record of a run holds it."""
-        series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
-        return {**vars(self), "series": series, "shares": True}
+ShownCurve = Mapping[str, Any]
+"""A curve of shares, from released or public figures, as the record of a run holds it."""
 
 
 class _Bins:
@@ -469,7 +457,7 @@ def _derived(
                 losses = np.minimum(np.logaddexp(0, signs * groups.margin), _MOST_LOSS)
             calibration, curve = _calibration(scores, groups.predicted, noise, classes)
             derived += [_log_loss(told, losses, noise, actual), calibration]
-            if len(curve.series[0][1]) > 2:
+            if len(curve["series"][0]["x"]) > 2:
                 curves.append(curve)
     return Scores(tuple(_readable(figure, n) for figure in derived), tuple(curves))
 
@@ -589,9 +577,11 @@ def _calibration(
         event = str(classes[1])
     filled = whole > noise / _TELLS
     x, y = predicted[filled], np.clip(counts[1][filled] / whole[filled], 0, 1)
-    ends = tuple(np.sort(x)[[0, -1]].tolist()) if len(x) else ()
-    series = (("happened", tuple(x.tolist()), tuple(y.tolist())), ("as predicted", ends, ends))
-    return figure, ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
+    ends = np.sort(x)[[0, -1]].tolist() if len(x) else []
+    lines = {"happened": (x.tolist(), y.tolist()), "as predicted": (ends, ends)}
+    series = [{"name": name, "x": at, "y": share} for name, (at, share) in lines.items()]
+    words = {"x_label": f"predicted probability of {event}", "y_label": "share that it happened to", "note": ""}
+    return figure, {"title": "Calibration", **words, "series": series, "shares": True}
 
 
 # ---------------------------------------------------------------- private rows: numbers

@@ -39,7 +39,7 @@ from isthmus.base import validate
 from isthmus.core.pipeline import Promise
 from isthmus.estimators.linear import GroupLike, LedgerLike, PrivateClassifier, _PrivateEstimator, _PrivateLinear
 from isthmus.estimators.looks import Looks
-from isthmus.estimators.problem import _checked
+from isthmus.estimators.posing import _checked
 from isthmus.gradients import Dense
 from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import event_json

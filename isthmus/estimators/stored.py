@@ -139,9 +139,7 @@ def _named(part: object) -> object:
     declared = isinstance(part, Algorithm) and (KNOWN.get(part.name) is part or find(part.address) is part)
     validate.check(declared, "algorithm", part, remedy)
     assert isinstance(part, Algorithm)
-    if KNOWN.get(part.name) is part:
-        return {"recipe": part.name}
-    return {"recipe": part.address}
+    return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
 
 
 def _looked_up(part: object) -> object:

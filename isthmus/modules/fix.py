@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,73 +107,55 @@ def get_compatible_module(module: nn.Module, *, num_groups: int | None = None) -
     return new.get(id(whole), whole)
 
 
-def _replacement(layer: nn.Module, num_groups: int | None) -> nn.Module | None:
+def _replacement(layer: Any, num_groups: int | None) -> nn.Module | None:
     """The layer in its place, on the same Parameter objects; None where it may stay."""
+    fit: nn.Module | None = None
     if isinstance(layer, LazyModuleMixin):
         return None
-    for kinds, make in _MAKERS:
-        if isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds):
-            fit = make(layer, num_groups)
-            if fit is not None:
-                fit.train(layer.training)
-            return fit
-    return None
+    if _is_one_of(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+        fit = _group_norm(layer, num_groups)
+    elif _is_one_of(layer, nn.RNN, nn.LSTM, nn.GRU):
+        fit = _recurrent(layer)
+    elif _is_one_of(layer, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    if fit is not None:
+        fit.train(layer.training)
+    return fit
+
+
+def _is_one_of(layer: Any, *kinds: type[nn.Module]) -> bool:
+    """Whether it is one of these, with a forward that is theirs: another one computes something else."""
+    return isinstance(layer, kinds) and any(type(layer).forward is kind.forward for kind in kinds)
 
 
 def _group_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
     if not any(_batch_norm_problem("", layer, any(p.requires_grad for p in layer.parameters()))):
         return None
-    if num_groups is not None:
-        remedy = f"give a divisor of the features of every batch norm: one has {layer.num_features}"
-        check(layer.num_features % num_groups == 0, "num_groups", num_groups, remedy)
-        groups = num_groups
-    else:
-        most = layer.num_features
+    groups, features = num_groups, layer.num_features
+    if groups is None:
+        most = features
         if isinstance(layer, nn.BatchNorm1d):  # a group of one number would be normalised to nothing
             most = max(1, most // _MIN_FEATURES)
-        groups = max(g for g in range(1, min(_MAX_GROUPS, most) + 1) if layer.num_features % g == 0)
-    fit = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine, device="meta")
+        groups = max(g for g in range(1, min(_MAX_GROUPS, most) + 1) if features % g == 0)
+    remedy = f"give a divisor of the features of every batch norm: one has {features}"
+    check(features % groups == 0, "num_groups", num_groups, remedy)
+    fit = nn.GroupNorm(groups, features, eps=layer.eps, affine=layer.affine, device="meta")
     if layer.affine:
         fit.weight, fit.bias = layer.weight, layer.bias
     return fit
 
 
-def _instance_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
-    if not layer.track_running_stats:
-        return None
-    layer.track_running_stats = False
-    layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    return None
-
-
-def _recurrent(layer: Any, num_groups: int | None) -> nn.Module:
+def _recurrent(layer: Any) -> nn.Module:
     kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
-    extra = {}
+    names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size".split()
     if kind is RNN:
-        extra["nonlinearity"] = layer.nonlinearity
-    fit = kind(
-        layer.input_size,
-        layer.hidden_size,
-        layer.num_layers,
-        bias=layer.bias,
-        batch_first=layer.batch_first,
-        dropout=layer.dropout,
-        bidirectional=layer.bidirectional,
-        proj_size=layer.proj_size,
-        device="meta",
-        **extra,
-    )
+        names.append("nonlinearity")
+    fit = kind(**{name: vars(layer)[name] for name in names}, device="meta")
     for name, parameter in layer.named_parameters(remove_duplicate=False):
         weight, _, part = name.partition("_")
         setattr(fit._modules[part], weight, parameter)
     return fit
-
-
-_MAKERS: list[tuple[tuple[Any, ...], Callable[[Any, int | None], nn.Module | None]]] = [
-    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _group_norm),
-    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
-    ((nn.RNN, nn.LSTM, nn.GRU), _recurrent),
-]
 
 
 def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:

@@ -96,7 +96,7 @@ class _Recurrent(nn.Module):
             x, lengths = pad_packed_sequence(input)
             mask = torch.arange(len(x))[:, None, None] < lengths[:, None]  # where a sequence has an entry
             y, last = self._run(x, self._start(x, hx), mask.to(x.device, non_blocking=True))
-            return _packed_like(y, input), last
+            return _packed_like(y, lengths, input), last
         remedy = "give a batch of sequences (three dimensions), or a PackedSequence"
         validate.check(input.dim() == 3, "input.shape", tuple(input.shape), remedy)
         if not self.batch_first:
@@ -227,27 +227,30 @@ class GRU(_Recurrent):
         return ((1 - z) * n + z * state[0],)
 
 
-def _packed_like(output: Tensor, like: PackedSequence) -> PackedSequence:
-    """Packed again, in the order and with the lengths of the input."""
-    sizes = like.batch_sizes  # examples that still have an entry, step by step; on the CPU
-    lengths = (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
-    if like.sorted_indices is not None:
-        output = output.index_select(1, like.sorted_indices)
+def _packed_like(output: Tensor, lengths: Tensor, like: PackedSequence) -> PackedSequence:
+    """Packed again, in the order of the input."""
+    order = like.sorted_indices
+    if order is not None:
+        output, lengths = output.index_select(1, order), lengths[order.cpu()]
     data = pack_padded_sequence(output, lengths).data
-    return PackedSequence(data, sizes, like.sorted_indices, like.unsorted_indices)
+    return PackedSequence(data, like.batch_sizes, order, like.unsorted_indices)
+
+
+def _names(module: nn.Module, prefix: str) -> list[tuple[str, str]]:
+    """Every parameter's own name, such as `ih_l0.weight`, and torch's, `weight_ih_l0`."""
+    kinds = [(part, kind) for part in module._modules for kind in ("weight", "bias")]
+    return [(f"{prefix}{part}.{kind}", f"{prefix}{kind}_{part}") for part, kind in kinds]
 
 
 def _torch_names(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    """`ih_l0.weight` becomes `weight_ih_l0`."""
-    for part in module._modules:
-        for kind in ("weight", "bias"):
-            if f"{prefix}{part}.{kind}" in state:
-                state[f"{prefix}{kind}_{part}"] = state.pop(f"{prefix}{part}.{kind}")
+    """For those who read a state dict."""
+    for own, name in _names(module, prefix):
+        if own in state:
+            state[name] = state.pop(own)
 
 
 def _own_names(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """`weight_ih_l0` becomes `ih_l0.weight`."""
-    for part in module._modules:
-        for kind in ("weight", "bias"):
-            if f"{prefix}{kind}_{part}" in state:
-                state[f"{prefix}{part}.{kind}"] = state.pop(f"{prefix}{kind}_{part}")
+    """For a state dict that is loaded."""
+    for own, name in _names(module, prefix):
+        if name in state:
+            state[own] = state.pop(name)

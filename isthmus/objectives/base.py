@@ -145,7 +145,7 @@ class TorchObjective(Objective):
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
         w, count, total = _check_point(w, self.d), 0, 0.0
-        losses = vmap(self._one, in_dims=self._axes())
+        losses = self._each(self._one)
         with torch.no_grad():
             for batch in self._batches(index):
                 values = losses(w, *batch)
@@ -156,18 +156,17 @@ class TorchObjective(Objective):
     def rows(self, w: Tensor, index: Index = None) -> Lazy:
         """The per-example gradients, computed when they are asked for."""
         point, chosen = _check_point(w, self.d).clone(), self._chosen(index)
-        gradients = vmap(grad(self._one), in_dims=self._axes())
+        gradients = self._each(grad(self._one))
 
         def chunk(lo: int, hi: int) -> Tensor:
-            rows: Tensor = gradients(point, *(x[chosen[lo:hi]] for x in self.data))
-            return rows
+            return gradients(point, *(x[chosen[lo:hi]] for x in self.data))
 
         return Lazy(chunk, len(chosen), self.d, space=self.space, dtype=point.dtype, device=point.device)
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """The gradient of the mean loss, by one backward pass a batch, plus that of the penalty's l2 part."""
         w, count, total = _check_point(w, self.d), 0, torch.zeros_like(w)
-        summed = grad(lambda v, *batch: vmap(self._one, in_dims=self._axes())(v, *batch).sum())
+        summed = grad(lambda v, *batch: self._each(self._one)(v, *batch).sum())
         for batch in self._batches(index):
             total, count = total + summed(w, *batch), count + len(batch[0])
         return total / max(count, 1) + self.penalty.gradient(w)
@@ -184,13 +183,16 @@ class TorchObjective(Objective):
             return self.fn(w, *example)
         return self.fn({leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}, *example)
 
-    def _axes(self) -> tuple[int | None, ...]:
-        return (None, *(0 for _ in self.data))
+    def _each(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function of one example, of each of a batch."""
+        return vmap(function, in_dims=(None, *[0] * len(self.data)))
 
     def _chosen(self, index: Index) -> Tensor:
-        device = self.data[0].device
-        chosen = as_index(index, self.n, device)
-        return torch.arange(self.n, device=device) if chosen is None else chosen
+        if index is None:
+            index = slice(None)
+        chosen = as_index(index, self.n, self.data[0].device)
+        assert chosen is not None
+        return chosen
 
     def _batches(self, index: Index) -> Iterator[list[Tensor]]:
         chosen = self._chosen(index)

@@ -163,8 +163,8 @@ class LinearModel(Objective):
 
     def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
-        X, losses = self._of(self.losses, w, self._where(index), torch.float64)
-        return float(losses.sum()) / max(X.shape[0], 1)
+        X, losses = self._of(self.losses, w, self._where(index))
+        return float(losses.double().sum()) / max(X.shape[0], 1)
 
     def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
@@ -269,11 +269,7 @@ class LinearModel(Objective):
         return model
 
     def _of(
-        self,
-        formula: Callable[[Tensor, Tensor], Tensor],
-        w: Tensor,
-        where: slice | Tensor | None,
-        dtype: torch.dtype | None = None,
+        self, formula: Callable[[Tensor, Tensor], Tensor], w: Tensor, where: slice | Tensor | None
     ) -> tuple[Matrix, Tensor]:
         """The chosen rows, and their losses or slopes at w times their weights."""
         X, y, weights = self.X, self.y, self.weights
@@ -281,7 +277,6 @@ class LinearModel(Objective):
             X, y = matrix.take(X, where), y[where]
         z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
         values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
-        values = values.to(dtype or values.dtype)
         if weights is not None:
             weights = weights[slice(None) if where is None else where].to(values)
             values = values * weights.view(-1, *[1] * (values.ndim - 1))
@@ -524,13 +519,14 @@ class OneVsRest(Softmax):
 
     name, probabilities, default_clip = "", False, 1.0
     extends: type[LinearModel] | None = Hinge
+    gamma = 0.0
 
-    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[_Options]) -> None:
-        validate.non_negative(gamma=gamma)
+    def __init__(self, X: object, y: object, *, gamma: float | None = None, **options: Unpack[_Options]) -> None:
+        if gamma is not None:
+            validate.non_negative(gamma=gamma)
+            self.gamma = gamma
+        self.curvature = 1 / self.gamma if self.gamma else None  # type: ignore[assignment]
         super().__init__(X, y, **options)
-        self.gamma, self.curvature = gamma, None  # type: ignore[assignment]
-        if gamma:
-            self.curvature = 1 / gamma
         self.slope_bound = len(self.classes or ()) ** 0.5
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -553,10 +549,7 @@ class SmoothOneVsRest(OneVsRest):
     1.0
     """
 
-    extends = SmoothHinge
-
-    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[_Options]) -> None:
-        super().__init__(X, y, gamma=gamma, **options)
+    extends, gamma = SmoothHinge, 1.0
 
 
 Loss = type[LinearModel]
@@ -595,14 +588,11 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         validate.check(not missing, "loss", loss.__name__, remedy)
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {_READS[labels]}")
         return loss
-    why = ""
-    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
-        if vars(kind).get("name") == loss:
-            missing = " and ".join(_missing(kind))
-            if missing:
-                why += f"{kind.__name__} has no {missing} yet; "
-            elif labels in (None, kind.labelled()):
-                return kind
+    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
+    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
+    for kind in named:
+        if not _missing(kind) and labels in (None, kind.labelled()):
+            return kind
     validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
 
 
@@ -646,11 +636,12 @@ def top_eigenvalue(X: Matrix) -> float:
     >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
     9.0
     """
-    if min(X.shape) <= _SMALL_GRAM:
-        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
     if min(X.shape) <= GRAM_LIMIT:
-        gram: Array = _gram(X).numpy()
-        return lanczos_top(lambda v: gram @ v, len(gram))
+        gram = _gram(X)
+        if len(gram) <= _SMALL_GRAM:
+            return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0))
+        dense: Array = gram.numpy()
+        return lanczos_top(lambda v: dense @ v, len(dense))
     if is_sparse(X):
         X = X.astype(np.float64)
     return lanczos_top(lambda v: matrix.rmatmul(X, matrix.matmul(X, torch.from_numpy(v))).numpy(), X.shape[1])

@@ -20,10 +20,11 @@ from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.trial import Pieces, look
 from isthmus.gradients.rows import Rows, Stack, compact
+from isthmus.objectives.base import Index, Objective
 from isthmus.penalties import NoPenalty, Penalty
 
 
-class ModuleObjective:
+class ModuleObjective(Objective):
     """The mean loss of a torch module on data, as an objective over its flat parameter vector.
 
     `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.  A module
@@ -49,7 +50,7 @@ class ModuleObjective:
         self.reduction, self.penalty, self._loss = reduction, penalty or NoPenalty(), loss
         self.layers = Layers(module)
         self.layers.attach()
-        self.space, self.d = self.layers.space, self.layers.space.d
+        self.space = self.layers.space
         self.guard = forward_guard.Guard(module, False, self.layers.parameters())
         self.dtype = next(self.layers.parameters()).dtype
 
@@ -80,7 +81,7 @@ class ModuleObjective:
         """The buffers and attributes of the module that private passes have changed."""
         return list(self.guard.changed)
 
-    def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
+    def rows(self, w: Tensor, index: Index = None) -> Stack:
         """The per-example gradients of the loss."""
         x, y = self._batch(w, index)
         private, idle = forward_guard.present(), list[str]()
@@ -92,24 +93,21 @@ class ModuleObjective:
         return rows
 
     @torch.no_grad()
-    def loss(self, w: Tensor, index: Tensor | None = None) -> float:
-        """The mean loss plus the penalty."""
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
+        """The mean loss."""
         x, y = self._batch(w, index)
         with self.guard.around(forward_guard.present()):
             value = float(self._loss(self.layers.module(x), y))
         if self.reduction == "sum":
             value /= len(x)
-        return value + float(self.penalty.value(w))
+        return value
 
-    def _batch(self, w: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _batch(self, w: Tensor, index: Index) -> tuple[Tensor, Tensor]:
         """The examples of a batch, which are about to pass at a point."""
         self.layers.unpack(w)
-        return (self.x, self.y) if index is None else (self.x[index], self.y[index])
-
-    def gradient(self, w: Tensor, index: Tensor | None = None) -> Tensor:
-        """The mean gradient plus that of the penalty's smooth part."""
-        rows = self.rows(w, index)
-        return rows.sum() / rows.n + self.penalty.gradient(w)
+        if index is None:
+            return self.x, self.y
+        return self.x[index], self.y[index]
 
 
 def captured(
@@ -151,10 +149,10 @@ def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None
     >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, unused_names)]
     [('1', [0.0, 0.0])]
     """
-    warned = set() if warned is None else warned
-    new = [name for name in names if name not in warned]
+    new = [name for name in names if warned is None or name not in warned]
     if new:
-        warned.update(new)
+        if warned is not None:
+            warned.update(new)
         warnings.warn(
             f"the layers {new} took no part in a batch: their gradients are zero there, and noise is added to them all "
             "the same; freeze (requires_grad_(False)) what is never used",

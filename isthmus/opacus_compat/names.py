@@ -31,8 +31,7 @@ from isthmus.gradients.layers import Layers
 from isthmus.modules import GRU as DPGRU
 from isthmus.modules import LSTM as DPLSTM
 from isthmus.modules import RNN as DPRNN
-from isthmus.privacy import Ledger, Poisson
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Ledger, Poisson
 from isthmus.privacy.event_json import dpa
 
 __all__ = ["DPGRU", "DPLSTM", "DPRNN", "DPDataLoader", "DPMultiheadAttention"]

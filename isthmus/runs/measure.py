@@ -112,7 +112,7 @@ def measure(
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None:
         exact, curves = exact_figures(fitted, *test, _where(settings, rows))
-        return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
+        return Measured(tuple(exact), tuple(curves))
     multiplier, bought = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
     covered = not bought
     if not multiplier:
@@ -130,8 +130,7 @@ def measure(
         paid = epsilon_of(Gaussian(multiplier).event(), delta, promise.adjacency)
         on += f", with noise for epsilon = {paid:.3g} of the whole"
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
-    curve_rows = tuple(curve.to_dict() for curve in scores.curves)
-    return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
+    return Measured(figures, scores.curves, scores.releases, covered and bool(looks.taken))
 
 
 def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float, bool]:

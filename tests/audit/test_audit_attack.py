@@ -14,7 +14,10 @@ from isthmus import InvalidInput, algorithms
 from isthmus.algorithms.filling import Algorithm
 from isthmus.audit import AuditReport, Pair, attack, clopper_pearson, epsilon_from_counts, known_bad, suite, worst_pair
 from isthmus.audit.distinguish import scores
+from isthmus.base.space import Space
+from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.penalties import NoPenalty
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -29,6 +32,8 @@ from isthmus.privacy import (
     calibrate,
     noise_multiplier,
 )
+from isthmus.privacy.sampling import rate_of
+from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, GaussianSketch, Identity
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -43,13 +48,12 @@ def private(mechanism, sampler=None, encode=None, ord=2, adjacency=ADD, epsilon=
 
 
 def gaussian(sampler=None, encode=None, adjacency=ADD) -> Pipeline:
-    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=getattr(sampler, "rate", 1.0), adjacency=adjacency)
+    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), adjacency=adjacency)
     return private(Gaussian(z), sampler, encode, adjacency=adjacency)
 
 
 def laplace(sampler=None) -> Pipeline:
-    rate = getattr(sampler, "rate", 1.0)
-    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate, mechanism="laplace")
+    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), mechanism="laplace")
     return private(Laplace(z), sampler, JL, ord=1)
 
 
@@ -206,3 +210,15 @@ def test_every_private_algorithm_is_attacked() -> None:
     private = {name for name, part in made.items() if part.private and part is not algorithms.dp_comp_gd}
     assert len(private) >= 13
     assert private == {name.split(",")[0] for name in suite._recipe_pipelines()}
+
+
+def test_what_is_audited_as_published_is_what_the_recipe_runs() -> None:
+    case = suite._broken_pipelines()["PRIVSGD as published"]
+    recipe = algorithms.priv_sgd(
+        epsilon=suite.EPSILON, delta=suite.DELTA, m=50, clip=1.0, step=0.1, n="exact", as_published=True
+    )
+    own = recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(case.d), case.n, 1, None))
+    (audited,), (run,) = case.pipe.stages, own.stages
+    assert audited.sampler == run.sampler and audited.releases == run.releases
+    assert own.promise is not None and own.promise.epsilon == math.inf
+    assert case.pipe.promise == replace(own.promise, epsilon=suite.EPSILON)  # what the paper claims is attacked

@@ -206,12 +206,13 @@ def trained(engine: PrivacyEngine, rounds: int = 3, module: nn.Module | None = N
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(D, 3), nn.Tanh(), nn.Linear(3, 2)) if module is None else module
     data = TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(y))
-    arguments = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "criterion": nn.functional.cross_entropy, **options}
-    module, optimizer, loader = engine.make_private(
+    arguments = {"max_grad_norm": 1.0, "criterion": nn.functional.cross_entropy, **options}
+    make = engine.make_private_with_epsilon if "epochs" in options else engine.make_private
+    module, optimizer, loader = make(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=20),
-        **arguments,
+        **({} if "epochs" in options else {"noise_multiplier": 1.0}) | arguments,
     )
     return module, optimizer, loader, rounds
 
@@ -246,20 +247,8 @@ def engine(name: str) -> Case:
 
 
 def engine_planned(recorder: Recorder, folder: Path) -> PrivacyStatement:
-    engine = PrivacyEngine()
-    X, y = table()
-    module, data = nn.Linear(D, 2), TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(y))
-    module, optimizer, loader = engine.make_private_with_epsilon(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=DataLoader(data, batch_size=20),
-        target_epsilon=2.0,
-        target_delta=1e-5,
-        epochs=1,
-        poisson_sampling=False,
-        max_grad_norm=1.0,
-    )
-    go(module, optimizer, loader, 3)
+    engine, target = PrivacyEngine(), {"target_epsilon": 2.0, "target_delta": 1e-5, "epochs": 1}
+    go(*trained(engine, module=nn.Linear(D, 2), poisson_sampling=False, **target))
     return engine.statement(1e-5)
 
 

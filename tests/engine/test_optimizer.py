@@ -640,20 +640,6 @@ def test_a_closure_that_leaves_no_gradient_is_refused_before_anything_is_charged
     assert run.engine.ledger.rounds() == {}
 
 
-def test_a_closure_that_goes_twice_through_its_batch_is_clipped_once() -> None:
-    bound, run = 0.3, private(mlp(), data(), noise_multiplier=0.0, max_grad_norm=0.3)
-    for _, x, y in run.loader:
-
-        def closure(x: Any = x, y: Any = y) -> None:
-            for _ in range(2):
-                (1e6 * F.cross_entropy(run.module(x), y)).backward()
-
-        run.optimizer.step(closure)
-        released = run.rounds[-1].released["main"]["gradient"] * 10
-        assert float(released.norm()) <= len(x) * bound * 1.001
-    assert len(run.rounds) == 4
-
-
 # ---------------------------------------------------------------- compiled modules and modules in eval mode
 
 EVALUATES = "a batch of the private loader was given to a module in eval mode, .* call module.train"

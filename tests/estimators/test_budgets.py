@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from estimator_tables import QUICK, classifier, labelled, numbered, regressor
+from sklearn.ensemble import BaggingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
@@ -221,6 +222,8 @@ def test_searches_and_cross_validations_warn() -> None:
         GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
     with pytest.warns(PrivacyBudgetWarning):
         cross_val_score(regressor(), *numbered(), cv=2)
+    with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
+        BaggingClassifier(classifier(), n_estimators=2).fit(X, y)
 
 
 @pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])

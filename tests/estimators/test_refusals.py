@@ -36,6 +36,7 @@ WRONG: dict[str, list[Any]] = {
 }
 TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"scale": "public"}, "public=X"),
+    ({"facts": {"clip": 1.0}}, "facts"),
     ({"scale": "moments", "fit_intercept": False}, "fit_intercept"),
     ({"as_published": True, "algorithm": "auto"}, "as_published"),
     ({"scale": "moments", "step": None, "constraint": L1Ball(1.0)}, "only algorithm=.dp_gd. buys scales"),
@@ -158,12 +159,13 @@ def test_ranges_of_sparse_rows(made: Any) -> None:
 def test_weights_that_are_none(made: Any) -> None:
     X, y = labelled()
     for weight, word in (
-        (-np.ones(400), "give weights of 0 or more"),
+        (np.full(400, -77.0), "sample_weight holds .* give weights of 0 or more"),
         (np.ones(3), "shape|inconsistent"),
         ([math.nan] * 400, "NaN"),
     ):
-        with pytest.raises(ValueError, match=word):
+        with pytest.raises(ValueError, match=word) as refused:
             made().fit(X, y, sample_weight=weight)
+        assert "77" not in str(refused.value), "a private value stays unsaid"
 
 
 def test_another_number_of_columns() -> None:

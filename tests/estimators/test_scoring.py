@@ -67,8 +67,8 @@ def test_probabilities_that_are_off_show_in_the_calibration(rng: np.random.Gener
     bad = private_score(model, X, y, epsilon=1.0)
     assert good["calibration error"].value < 0.03 and bad["calibration error"].value > 0.1
     (curve,) = bad.curves
-    name, x, happened = curve.series[0]
-    assert name == "happened" and list(x) == sorted(x) and np.abs(np.subtract(x, happened)).max() > 0.1
+    name, x, happened = curve["series"][0].values()
+    assert name == "happened" and x == sorted(x) and np.abs(np.subtract(x, happened)).max() > 0.1
 
 
 @pytest.mark.parametrize("classes", [2, 4])

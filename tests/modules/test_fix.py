@@ -144,9 +144,17 @@ def test_the_copy_trains_and_the_module_is_untouched():
     agree(fixed, torch.randn(3, 3, 4, 4).double(), torch.randn(3, 2).double())
 
 
-@pytest.mark.parametrize("channels, groups", [(4, 4), (48, 24), (64, 32), (31, 31), (37, 1), (1, 1)])
-def test_groups_are_the_largest_divisor_up_to_32(channels, groups):
-    assert get_compatible_module(nn.BatchNorm2d(channels)).num_groups == groups
+VECTORS, IMAGES = nn.BatchNorm1d, nn.BatchNorm2d
+GROUPS = [(IMAGES, 4, 4), (IMAGES, 48, 24), (IMAGES, 64, 32), (IMAGES, 31, 31), (IMAGES, 37, 1), (IMAGES, 1, 1)]
+GROUPS += [(VECTORS, 4, 1), (VECTORS, 16, 2), (VECTORS, 48, 6), (VECTORS, 512, 32)]
+
+
+@pytest.mark.parametrize("kind, channels, groups", GROUPS)
+def test_groups_are_the_largest_divisor_up_to_32_of_eight_features_or_more_of_a_vector(kind, channels, groups):
+    fixed = get_compatible_module(kind(channels))
+    assert fixed.num_groups == groups
+    if kind is VECTORS:
+        assert float(fixed(torch.randn(2, channels)).detach().abs().max()) > 0
 
 
 def test_the_number_of_groups_can_be_given():
@@ -156,13 +164,6 @@ def test_the_number_of_groups_can_be_given():
         get_compatible_module(module, num_groups=3)
     with pytest.raises(InvalidInput, match="num_groups=0"):
         get_compatible_module(module, num_groups=0)
-
-
-@pytest.mark.parametrize("channels, groups", [(4, 1), (16, 2), (48, 6), (512, 32)])
-def test_norms_of_plain_vectors_keep_eight_features_to_a_group(channels, groups):
-    fixed = get_compatible_module(nn.BatchNorm1d(channels))
-    assert fixed.num_groups == groups
-    assert float(fixed(torch.randn(2, channels)).detach().abs().max()) > 0
 
 
 def test_modes_types_and_freezing_stay():

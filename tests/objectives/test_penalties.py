@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus.base.validate import InvalidInput
-from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, NoPenalty, ProxPenalty, penalty_of
+from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, NoPenalty, ProxPenalty
 
 ALL = [NoPenalty(), L2Penalty(0.7), L1Penalty(0.4), ElasticNet(0.4, 0.7), ElasticNet(0.0, 0.3), L1Penalty(0.0)]
 W = torch.tensor([-2.0, -0.3, 0.0, 0.25, 1.7], dtype=torch.float64)
@@ -50,10 +50,6 @@ def test_both_ways_have_the_same_fixed_point(penalty):
 def test_negative_strengths_are_refused(build):
     with pytest.raises(InvalidInput, match="give a finite number of at least 0"):
         build()
-
-
-def test_penalty_of_picks_the_plainest_type():
-    assert [penalty_of(*s) for s in [(0, 0), (1.0, 0), (0, 1.0)]] == [NoPenalty(), ElasticNet(1.0), ElasticNet(0, 1.0)]
 
 
 def test_group_prox_against_cvxpy():

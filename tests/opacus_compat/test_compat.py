@@ -42,14 +42,17 @@ def records() -> DataLoader:
     )
 
 
-def made(engine: Any = None, make: Any = torch.optim.SGD, **options: Any) -> tuple[Any, ...]:
-    """(engine, module, optimizer, loader)"""
-    engine, module = engine or PrivacyEngine(), net()
-    arguments = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
-    triple = engine.make_private(
-        module=module, optimizer=make(module.parameters(), lr=0.1), data_loader=records(), **arguments
-    )
-    return engine, *triple
+def made(
+    engine: Any = None, make: Any = torch.optim.SGD, module: nn.Module | None = None, **options: Any
+) -> tuple[Any, ...]:
+    """(engine, module, optimizer, loader), with a criterion before the loader where the mode returns one."""
+    engine, module = engine or PrivacyEngine(), module or net()
+    optimizer, arguments = make(module.parameters(), lr=0.1), {"max_grad_norm": 1.0} | options
+    if "target_epsilon" in options:
+        private = engine.make_private_with_epsilon
+    else:
+        private, arguments = engine.make_private, {"noise_multiplier": 1.0} | arguments
+    return engine, *private(module=module, optimizer=optimizer, data_loader=records(), **arguments)
 
 
 def loop(module: Any, optimizer: Any, loader: Any) -> None:
@@ -57,6 +60,10 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
         optimizer.zero_grad()
         F.cross_entropy(module(x), y).backward()
         optimizer.step()
+
+
+def weights(module: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
 # ---------------------------------------------------------------- module and optimiser
@@ -187,13 +194,7 @@ def test_a_record_moves_no_layer_by_more_than_its_bound() -> None:
 def test_errors_have_opacus_kinds() -> None:
     wrong = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
     with pytest.raises(UnsupportedModuleError, match="BatchNorm1d"):
-        PrivacyEngine().make_private(
-            module=wrong,
-            optimizer=torch.optim.SGD(wrong.parameters(), lr=0.1),
-            data_loader=records(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
+        made(module=wrong)
     with pytest.raises(UnsupportedModuleError):
         PrivacyEngine.validate(module=wrong, optimizer=None, data_loader=None)
     assert all(isinstance(error, ShouldReplaceModuleError) for error in ModuleValidator.validate(wrong))
@@ -204,9 +205,9 @@ def test_errors_have_opacus_kinds() -> None:
 
 
 def test_what_fix_is_given_is_done_or_refused() -> None:
-    wrong = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    assert ModuleValidator.fix(wrong, num_groups=2)[1].num_groups == 2
-    assert ModuleValidator.fix_and_validate(wrong, num_groups=4)[1].num_groups == 4
+    wrong = nn.Sequential(nn.BatchNorm1d(16), nn.BatchNorm2d(16))
+    assert [layer.num_groups for layer in ModuleValidator.fix(wrong)] == [2, 16]
+    assert [layer.num_groups for layer in ModuleValidator.fix_and_validate(wrong, num_groups=4)] == [4, 4]
     with pytest.raises(InvalidInput, match="replace_bn_with_in=True is not allowed: put nn.InstanceNorm"):
         ModuleValidator.fix(wrong, replace_bn_with_in=True)
     with pytest.raises(TypeError, match="groups"):
@@ -332,8 +333,9 @@ def test_checkpoints_go_into_open_files_and_on_the_same_terms_only() -> None:
     looser, again, _, _ = made(noise_multiplier=2.0)
     with pytest.raises(InvalidInput, match="the settings of this checkpoint"):
         looser.load_checkpoint(path=file, module=again)
-    with pytest.raises(InvalidInput, match="torch_save_kwargs"):
-        engine.save_checkpoint(path=io.BytesIO(), module=module, torch_save_kwargs={"x": 1})
+    for work in (engine.save_checkpoint, engine.load_checkpoint):
+        with pytest.raises(InvalidInput, match="torch_save_kwargs"):
+            work(path=io.BytesIO(), module=module, torch_save_kwargs={"x": 1})
 
 
 def test_a_module_with_examples_second_must_say_so() -> None:

@@ -88,30 +88,7 @@ alphas = [1 + k / 10 for k in range(1, 100)]
 epsilon, steps = own.get_epsilon(delta=1e-3, alphas=alphas), sum(entry[2] for entry in own.history)
 """
 
-GHOST = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from opacus import PrivacyEngine
-
-torch.manual_seed(0)
-data = DataLoader(TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,))), batch_size=10)
-model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-criterion = nn.CrossEntropyLoss()
-engine = PrivacyEngine()
-model, optimizer, criterion, loader = engine.make_private(
-    module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=data, criterion=criterion,
-    noise_multiplier=1.1, max_grad_norm=1.0, grad_sample_mode="ghost",
-)
-for x, y in loader:
-    loss = criterion(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-epsilon, steps = engine.get_epsilon(delta=1e-3), sum(entry[2] for entry in engine.accountant.history)
-"""
-
-SCRIPTS = {"validator, memory manager": (LONG, 6), "layers, accountants": (SEQUENCES, 4), "ghost": (GHOST, 4)}
+SCRIPTS = {"validator, memory manager": (LONG, 6), "layers, accountants": (SEQUENCES, 4)}
 
 
 @pytest.mark.parametrize("name", list(SCRIPTS))

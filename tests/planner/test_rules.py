@@ -19,6 +19,14 @@ from isthmus.planner import RULES, plan
 
 INF = float("inf")
 DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
+TOPICS = {"n": 8800, "d": 10_000, "sparse": True, "loss": "softmax", "classes": 46}
+FREE = {"n": 8000, "d": 60, "epsilon": INF}
+UNEVEN = {"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)}
+
+
+def ranked_words(n: int, d: int) -> dict[str, Any]:
+    """A text whose columns are known by how often they occur."""
+    return {"n": n, "d": d, "sparse": True, "smoothness": np.arange(d, 0, -1)}
 
 
 @pytest.mark.parametrize(
@@ -56,35 +64,15 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 124}, "dp_gd (step bought)"),
         ({"n": 1500, "d": 30, "epsilon": 1.0, "max_dims": 9, "constraint": Subspace(np.eye(30)[:3])}, "priv_sgd"),
         (
-            {
-                "n": 25_000,
-                "d": 2000,
-                "epsilon": 0.5,
-                "sparse": True,
-                "max_dims": 500,
-                "smoothness": np.arange(2000, 0, -1),
-            },
+            {**ranked_words(25_000, 2000), "epsilon": 0.5, "max_dims": 500},
             "dp_skgd (M by public smoothness, importance)",
         ),
         # several outputs of text: columns are bought where they stand out of the noise
-        ({"n": 8800, "d": 10_000, "epsilon": 0.5, "sparse": True, "loss": "softmax", "classes": 46}, "dp_gd (plain)"),
-        (
-            {"n": 8800, "d": 10_000, "epsilon": 1.0, "sparse": True, "loss": "softmax", "classes": 46},
-            "dp_gd (columns and step bought)",
-        ),
+        ({**TOPICS, "epsilon": 0.5}, "dp_gd (plain)"),
+        ({**TOPICS, "epsilon": 1.0}, "dp_gd (columns and step bought)"),
         # with few numbers, or few records, a sketch is better than blocks by public frequencies
-        (
-            {
-                "n": 4000,
-                "d": 1000,
-                "epsilon": 1.0,
-                "sparse": True,
-                "max_dims": 50,
-                "smoothness": np.arange(1000, 0, -1),
-            },
-            "priv_sgd",
-        ),
-        ({"n": 4000, "d": 89, "epsilon": 1.0, "max_dims": 10, "smoothness": np.arange(89, 0, -1)}, "priv_sgd"),
+        ({**ranked_words(4000, 1000), "epsilon": 1.0, "max_dims": 50}, "priv_sgd"),
+        ({**ranked_words(4000, 89), "epsilon": 1.0, "max_dims": 10, "sparse": False}, "priv_sgd"),
         # corners, few coefficients, uneven columns
         ({"n": 4000, "d": 1000, "epsilon": 1.0, "constraint": L1Ball(100.0), "bound": 1000**-0.5}, "dp_fw"),
         ({"n": 25_000, "d": 10_000, "epsilon": 0.5, "constraint": L1Ball(150.0), "bound": 0.1}, "dp_gd (step bought)"),
@@ -92,17 +80,14 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         ({"n": 4000, "d": 3000, "epsilon": 1.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
         ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
         ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 100, "sparse": True}, "dp_gd (columns and step bought)"),
-        ({"n": 8000, "d": 60, "epsilon": 1.0, "penalty": True, "smoothness": np.logspace(0, -4, 60)}, "dp_cd"),
-        (
-            {"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)},
-            "dp_gd (shapes and statistics bought)",
-        ),
+        ({**UNEVEN, "penalty": True}, "dp_cd"),
+        (UNEVEN, "dp_gd (shapes and statistics bought)"),
         # without a budget
-        ({"n": 8000, "d": 60, "epsilon": INF}, "gd"),
-        ({"n": 8000, "d": 60, "epsilon": INF, "max_passes": 3}, "sgd"),
-        ({"n": 8000, "d": 60, "epsilon": INF, "max_dims": 6}, "comp_gd (error feedback)"),
-        ({"n": 8000, "d": 60, "epsilon": INF, "max_dims": 6, "max_passes": 3}, "comp_sgd (error feedback)"),
-        ({"n": 8000, "d": 60, "epsilon": INF, "constraint": L1Ball(2.0)}, "comp_fw (away steps)"),
+        (FREE, "gd"),
+        ({**FREE, "max_passes": 3}, "sgd"),
+        ({**FREE, "max_dims": 6}, "comp_gd (error feedback)"),
+        ({**FREE, "max_dims": 6, "max_passes": 3}, "comp_sgd (error feedback)"),
+        ({**FREE, "constraint": L1Ball(2.0)}, "comp_fw (away steps)"),
     ],
 )
 def test_picks(facts: dict[str, Any], picked: str) -> None:

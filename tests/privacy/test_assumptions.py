@@ -80,7 +80,7 @@ FALSE = {
     "all {} clients follow the protocol": "a_reader_who_knows_its_own_noise_faces_the_whole",
     "all but at most {}": "no_plan_of_lies_leaves_out_more_than_is_counted",
     "of the {} clients {} follow the protocol": "no_plan_of_lies_leaves_out_more_than_is_counted",
-    "the server passes on public keys as they are": "clients_that_were_shown_different_rosters_read_no_letters",
+    "the server passes on public keys as they are": "a_client_that_is_shown_another_list_is_alone",
     "adding or removing means that the vector": "the_statement_says_what_it_rests_on",
     "Stopping early because of what was": "the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not",
     "The last digits of a record's gradient": "a_mean_does_and_its_statement_says_so",

@@ -18,9 +18,8 @@ from isthmus.distributed.flower.federation import ARRAYS, RECORD, Federation, fl
 from isthmus.distributed.order import DataSite, Order, _stage_of
 from isthmus.distributed.secagg import BadMessage, SecureClient, SecurePlan
 from isthmus.distributed.secagg.wire import Kind, read
+from isthmus.privacy import Ledger, SecretSource, Source
 from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.noise import SecretSource, Source
 
 if TYPE_CHECKING:
     from flwr.app import Context, RecordDict

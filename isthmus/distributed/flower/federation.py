@@ -47,13 +47,11 @@ from isthmus.gradients import Dense
 from isthmus.gradients.layers.forward_guard import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.gradients.rounding import gamma
 from isthmus.penalties import NoPenalty, Penalty
-from isthmus.privacy.accounting import Adjacency, joint
+from isthmus.privacy import Adjacency, FullBatch, Gaussian, Mechanism, Poisson, PrivacyStatement, Source, joint
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.mechanisms import Gaussian, Mechanism
-from isthmus.privacy.noise import Source
-from isthmus.privacy.sampling import FullBatch, Poisson, Sampler, rate_of
-from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.privacy.sampling import Sampler, rate_of
+from isthmus.privacy.statement import Account
 from isthmus.sets import ConvexSet, Whole
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ def _package() -> SimpleNamespace:
 
 def public_key(private: bytes) -> bytes:
     """The X25519 public key of 32 secret bytes."""
-    key: bytes = _package().x25519.X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-    return key
+    return bytes(_package().x25519.X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
 def agreed(private: bytes, public: bytes, session: bytes, purpose: bytes) -> bytes:
@@ -52,8 +51,7 @@ def agreed(private: bytes, public: bytes, session: bytes, purpose: bytes) -> byt
     except ValueError as error:
         raise BadMessage("A public key is not a valid one") from error
     info = b"isthmus secagg 1 " + purpose
-    key: bytes = package.hkdf.HKDF(package.hashes.SHA256(), KEY, session, info).derive(shared)
-    return key
+    return bytes(package.hkdf.HKDF(package.hashes.SHA256(), KEY, session, info).derive(shared))
 
 
 def usable(public: bytes) -> bool:
@@ -73,24 +71,21 @@ def stream(key: bytes, count: int, bits: int) -> Words:
     """`count` numbers uniform modulo 2^b, in words whose upper bits are uniform too: ChaCha20 from block 0."""
     ciphers, kind = _package().ciphers, word(bits)
     encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    numbers: Words = np.frombuffer(encryptor.update(bytes(count * kind.itemsize)), kind)
-    return numbers
+    return np.frombuffer(encryptor.update(bytes(count * kind.itemsize)), kind)
 
 
 def seal(key: bytes, letter: bytes, about: bytes) -> bytes:
     """An authenticated letter under a key that is used for nothing else."""
-    sealed: bytes = _package().aead.ChaCha20Poly1305(key).encrypt(_NONCE, letter, about)
-    return sealed
+    return bytes(_package().aead.ChaCha20Poly1305(key).encrypt(_NONCE, letter, about))
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
     """The letter, or None where it, its key or what it is about is not what was sealed."""
     package = _package()
     try:
-        letter: bytes = package.aead.ChaCha20Poly1305(key).decrypt(_NONCE, sealed, about)
+        return bytes(package.aead.ChaCha20Poly1305(key).decrypt(_NONCE, sealed, about))
     except package.exceptions.InvalidTag:
         return None
-    return letter
 
 
 def digest(*parts: bytes) -> bytes:

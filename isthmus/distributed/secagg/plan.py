@@ -38,12 +38,10 @@ from isthmus.base import validate
 from isthmus.distributed.secagg.crypto import digest
 from isthmus.distributed.secagg.shamir import CLIENTS, ELEMENTS, PACKINGS
 from isthmus.distributed.secagg.wire import WIDEST, packed_length
-from isthmus.privacy.accounting import Adjacency
+from isthmus.privacy import Adjacency, Poisson, PrivacyStatement, Source
 from isthmus.privacy.event_json import DpEvent, SkellamDpEvent
-from isthmus.privacy.noise import Source
-from isthmus.privacy.sampling import Poisson
 from isthmus.privacy.skellam import MAX_VARIANCE, variance_for
-from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.privacy.statement import Account
 
 _LONGEST = 1 << 28
 """The longest vector, in grid steps: squares of its numbers add up in 64 bits."""
@@ -79,20 +77,15 @@ def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Sour
         down = np.floor(values[undrawn])
         up = noise.uniform(values[undrawn].shape).numpy() < values[undrawn] - down
         drawn = (down + up).astype(np.int64)
-        good = _fits(drawn, limit)
+        good = np.einsum("ij,ij->i", drawn, drawn) <= limit  # rows are clipped, so that the sums fit 64 bits
         out[undrawn[good]] = drawn[good]
         undrawn = undrawn[~good]
         if not len(undrawn):
             return out
     inward = np.trunc(values[undrawn]).astype(np.int64)
-    out[undrawn] = np.where(_fits(inward, limit)[:, None], inward, 0)
+    inward[np.einsum("ij,ij->i", inward, inward) > limit] = 0
+    out[undrawn] = inward
     return out
-
-
-def _fits(rows: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
-    """Whether the squared length is at most the limit, in integers: rows are clipped, so that the sums fit 64 bits."""
-    within: NDArray[np.bool_] = np.einsum("ij,ij->i", rows, rows) <= limit
-    return within
 
 
 _VERSION = 2

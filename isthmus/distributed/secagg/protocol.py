@@ -44,9 +44,9 @@ from isthmus.base.secret import released
 from isthmus.distributed.secagg import crypto, shamir, wire
 from isthmus.distributed.secagg.plan import SecurePlan, to_integers
 from isthmus.distributed.secagg.wire import BadMessage, Kind, ensure
+from isthmus.privacy import SecretSource, Source
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent
-from isthmus.privacy.noise import SecretSource, Source
 from isthmus.privacy.skellam import skellam
 
 Vectors = Tensor | NDArray[np.float64]

@@ -51,8 +51,8 @@ def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:
     chosen = sorted(shares)[:threshold]
     _check(chosen[-1] + 1, threshold, packing)
     length = 2 * ELEMENTS // packing
-    for client in chosen:
-        validate.check(len(shares[client]) == length, "share", f"{len(shares[client])} bytes", f"give {length} bytes")
+    for part in (shares[client] for client in chosen):
+        validate.check(len(part) == length, "share", f"{len(part)} bytes", f"give {length} bytes")
     values = np.stack([np.frombuffer(shares[client], "<u2") for client in chosen])
     matrix = _interpolation(tuple(client + 1 for client in chosen), _points(packing))
     return _product(matrix, values).T.astype("<u2").tobytes()
@@ -91,8 +91,7 @@ def _interpolation(known: tuple[int, ...], wanted: tuple[int, ...]) -> _Elements
     gaps, apart = x[:, None] ^ x[None, :], w[:, None] ^ x[None, :]
     weights = logs[gaps].sum(axis=1)  # log of the product over the others; the log of the gap 0 is kept as 0
     matrix = powers[(logs[apart].sum(axis=1)[:, None] - logs[apart] - weights[None, :]) % _ORDER]
-    exact: _Elements = np.where((apart == 0).any(axis=1)[:, None], (apart == 0).astype(np.uint16), matrix)
-    return exact
+    return np.where((apart == 0).any(axis=1)[:, None], (apart == 0).astype(np.uint16), matrix)
 
 
 def _product(matrix: _Elements, values: _Elements) -> _Elements:

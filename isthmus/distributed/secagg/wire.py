@@ -71,8 +71,7 @@ def unpack(data: bytes, count: int, bits: int) -> Words:
         byte = columns[place].astype(np.uint64)
         lanes[lane] |= byte << np.uint64(by) if by >= 0 else byte >> np.uint64(-by)
     lanes &= np.uint64((1 << bits) - 1)
-    numbers: Words = np.ascontiguousarray(lanes.T).reshape(-1)[:count].astype(word(bits))
-    return numbers
+    return np.ascontiguousarray(lanes.T).reshape(-1)[:count].astype(word(bits))
 
 
 def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
@@ -85,16 +84,14 @@ def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
 
 def to_field(values: NDArray[np.int64], bits: int) -> Words:
     """Integers modulo 2^b, in words whose upper bits are whatever they are: only the lowest b count."""
-    numbers: Words = values.astype(np.uint64).astype(word(bits))
-    return numbers
+    return values.astype(np.uint64).astype(word(bits))
 
 
 def from_field(words: Words, bits: int) -> NDArray[np.int64]:
     """The integers in [-2^(b-1), 2^(b-1)) that are congruent to the lowest b bits."""
     half = np.int64(1) << np.int64(bits - 1)
     low = (words.astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.int64)
-    centred: NDArray[np.int64] = (low ^ half) - half
-    return centred
+    return (low ^ half) - half
 
 
 MAGIC = b"ISA1"
@@ -160,12 +157,9 @@ def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]
     """A count and that many records of one size, each under the index of a client, in increasing order."""
     count, body = take_number(body, clients + 1, f"count of {what}")
     ensure(len(body) == count * (4 + size), f"The message announces {count} {what}, and has {len(body)} bytes of them")
-    by_client: dict[int, bytes] = {}
-    last = -1
-    for start in range(0, len(body), 4 + size):
-        index, rest = take_number(body[start : start + 4 + size], clients, f"index of {what}")
-        ensure(index > last, f"The {what} are not in the order of their clients: client {index} comes late or twice")
-        by_client[index], last = rest, index
+    by_client = dict(struct.iter_unpack(f"<I{size}s", body))
+    ordered = len(by_client) == count and list(by_client) == sorted(by_client) and max(by_client, default=0) < clients
+    ensure(ordered, f"The {what} are not those of {clients} clients in increasing order, each once")
     return by_client
 
 

@@ -83,8 +83,7 @@ def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | 
     validate.check(not learned or not several, "group", [*map(str, learned)], remedy)
     guessed = model._learn_targets(y)
     public, targets = _public_rows(model, d)
-    chosen = _scale(model, X, public)
-    bought = _bought_scale(model, X, chosen)
+    chosen, bought = _scales(model, X, public)
     intercept = model.fit_intercept and chosen != "public" and bought not in ("moments", "shapes")
     # among so many records rows that are shortened would bend more than their noise
     many = private and _certainty(model, X.shape[0]) >= CONSTANTS.clip_b * d
@@ -141,35 +140,27 @@ def _public_facts(model: _PrivateLinear, X: Matrix) -> dict[str, object]:
 # ---------------------------------------------------------------- where column scales come from
 
 
-def _scale(model: _PrivateLinear, X: Matrix, public: Matrix | None) -> str:
-    """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
-    if model.scale != "auto" or not model._private:
-        return model.scale
-    if not model.fit_intercept and not is_sparse(X):
-        return "none"  # centred columns have an intercept; those of CSR rows are scaled, not centred
-    free = model.constraint is None and not (model.l1 or model.l2)
-    named = model._named_algorithm
-    if public is None or is_sparse(X) or not free or not (named is None or named.direct):
-        return "auto"
-    (n, d), n_public = X.shape, public.shape[0]
-    told = 3 * d <= _certainty(model, n) <= 8 * n_public
-    # with less even scaled columns drown in noise; with more all records tell the scale better than a few rows
-    if d <= SMALL and told and _bought_scale(model, X, "auto") != "shapes":
-        return "public"
-    return "auto"
+def _scales(model: _PrivateLinear, X: Matrix, public: Matrix | None) -> tuple[str, str]:
+    """Where column scales come from, as asked or from public rows where they tell more than the budget would buy.
 
-
-def _bought_scale(model: _PrivateLinear, X: Matrix, chosen: str) -> str:
-    """The scale that will be bought: centred columns bring an intercept of their own."""
+    And the scale that will be bought: centred columns bring an intercept of their own.
+    """
     if not model._private:
-        return "none"
-    named = model._named_algorithm
-    if chosen != "auto" or not (named is None or "scale" in named.parameters):
-        return chosen
-    planned = model._planned(_public_facts(model, X), exact=False)
-    if not planned.choices:
-        return "none"
-    return str(planned.best.arguments.get("scale", "none"))
+        return model.scale, "none"
+    bought, named, sparse = model.scale, model._named_algorithm, is_sparse(X)
+    if bought != "auto":
+        return bought, bought
+    if not model.fit_intercept and not sparse:
+        return "none", "none"  # centred columns have an intercept; those of CSR rows are scaled, not centred
+    if named is None or "scale" in named.parameters:
+        choices = model._planned(_public_facts(model, X), exact=False).choices
+        bought = str(choices[0].arguments.get("scale", "none")) if choices else "none"
+    free = model.constraint is None and not (model.l1 or model.l2) and (named is None or named.direct)
+    if public is not None and free and not sparse and X.shape[1] <= SMALL and bought != "shapes":
+        # with less even scaled columns drown in noise; with more all records tell the scale better than a few rows
+        if 3 * X.shape[1] <= _certainty(model, X.shape[0]) <= 8 * public.shape[0]:
+            return "public", "public"
+    return "auto", bought
 
 
 def _certainty(model: _PrivateLinear, n: int) -> float:
