@@ -5,29 +5,23 @@ from __future__ import annotations
 _SETS = [f"tests/sets/test_sets_{name}.py" for name in ("values", "scales", "contract", "refusals")]
 _DERIVATIVES = "tests/sets/test_sets_derivatives.py"
 
-_CORNERS = "tests/privacy/test_accounting_corners.py"
 _ACCOUNTING = "tests/privacy/test_privacy_accounting.py"
-_CALIBRATION = "tests/privacy/test_privacy_calibration.py"
 
 TESTS: dict[str, list[str]] = {
     "privacy/noise": [
-        "tests/privacy/test_noise_bits.py",
         "tests/privacy/test_privacy_noise.py",
         "tests/privacy/test_privacy_chacha.py",
-        "tests/privacy/test_noise_scales.py",
     ],
     "privacy/clips": [
-        "tests/privacy/test_clips_weights.py",
-        "tests/privacy/test_clips_extremes.py",
-        "tests/privacy/test_bounded_sums.py",
+        "tests/privacy/test_clips.py",
         "tests/gradients/test_adding.py",
     ],
-    "privacy/accounting": [_CORNERS, _ACCOUNTING, _CALIBRATION],
+    "privacy/accounting": [_ACCOUNTING],
     "privacy/composition": ["tests/privacy/test_composition.py", _ACCOUNTING],
     "privacy/mechanisms": [
         "tests/privacy/test_privacy_mechanisms.py",
-        "tests/privacy/test_noise_scales.py",
-        "tests/privacy/test_privacy_budget.py",
+        "tests/privacy/test_privacy_noise.py",
+        "tests/privacy/test_privacy_plan.py",
     ],
     "privacy/sampling": ["tests/privacy/test_privacy_sampling.py"],
     "sets/balls": [*_SETS, _DERIVATIVES],
@@ -39,14 +33,14 @@ TESTS: dict[str, list[str]] = {
 }
 """The quick tests that belong to a module, the likeliest to notice first; its doctests are run too."""
 
-_SHARES = "tests/privacy/test_clips_extremes.py::test_no_share_exceeds_its_bound"
+_SHARES = "tests/privacy/test_clips.py::test_no_share_exceeds_its_bound"
 _ROWS = ("lazy", "linear", "csr", "positions", "lookup", "blocks", "tied", "residual")
 
 SLOW: list[str] = [
     *(f"{_SHARES}[{kind}-torch.float{bits}]" for kind in _ROWS for bits in (32, 64)),
-    *(f"{_CALIBRATION}::test_the_result_costs_the_target[{start}" for start in ("1.0-0.0", "8.0", "0.1-0.1", "4.0")),
-    f"{_CALIBRATION}::test_without_replacement_oracle",
-    f"{_CALIBRATION}::test_poisson_oracles[1.0",
+    *(f"{_ACCOUNTING}::test_the_result_costs_the_target[{start}" for start in ("1.0-0.0", "8.0", "0.1-0.1", "4.0")),
+    f"{_ACCOUNTING}::test_the_noise_without_replacement",
+    f"{_ACCOUNTING}::test_poisson_oracles[1.0",
     f"{_ACCOUNTING}::test_sampling_with_replacement_as_a_mixture",
     f"{_ACCOUNTING}::test_the_accounting_library_is_loaded_only_when_it_is_needed",
     f"{_ACCOUNTING}::test_the_library_means_two_things_by_replace_one",

@@ -41,8 +41,8 @@ def address(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def imported(kind: type[Kind], where: str) -> type[Kind]:
-    """The class at an address, among the subclasses of `kind` that were imported; refused where there is none.
+def imported(kind: type[Kind], where: str, argument: str = "path") -> type[Kind]:
+    """The class at an address, among the subclasses of `kind` that were imported; none: `argument` is refused.
 
     >>> imported(Exception, "builtins:KeyError")
     <class 'KeyError'>
@@ -53,5 +53,5 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
         if where in (address(candidate), f"{candidate.__module__}:{candidate.__qualname__}")
     ]
     remedy = f"import the module that defines this {kind.__name__} first: reading a file never imports code"
-    validate.check(bool(kinds), "path", where, remedy)
+    validate.check(bool(kinds), argument, where, remedy)
     return kinds[-1]  # a class that was defined again replaces its elder

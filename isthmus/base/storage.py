@@ -248,9 +248,6 @@ DTYPES = {
 TAGS = ("@float", "@tuple", "@tensor")
 """What may stand in a tree beside plain values: numbers that JSON has not, tuples, and references to arrays."""
 
-WORDS = 1 << 20
-"""Words of a vector whose bits are added up at a time."""
-
 _MAX_JSON_BYTES = 1 << 26
 """The JSON of a message is never longer than this."""
 
@@ -291,18 +288,13 @@ def unpack(data: bytes, kind: str) -> Any:
 
 
 def checksum(w: Tensor) -> int:
-    """64 bits of the bits of a vector: each word times an odd number of its place, added up modulo 2^64.
+    """64 bits of a hash of a vector's bytes.
 
     >>> checksum(torch.tensor([1.0, 2.0])) == checksum(torch.tensor([2.0, 1.0]))
     False
     """
-    raw, total = w.detach().reshape(-1).contiguous().cpu().view(torch.uint8), 0
-    raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 8)).view(torch.int64)
-    for lo in range(0, raw.numel(), WORDS):
-        part = raw[lo : lo + WORDS]
-        place = torch.arange(2 * lo + 1, 2 * (lo + len(part)) + 1, 2) * -7046029254386353131
-        total += int((part * place).sum()) + int((part >> 17).mul_(place).sum())
-    return (total + w.numel()) % (1 << 64)
+    raw = w.detach().reshape(-1).contiguous().cpu().view(torch.uint8)
+    return int.from_bytes(hashlib.sha256(raw.numpy().data).digest()[:8], "little")
 
 
 @runtime_checkable

@@ -22,9 +22,8 @@ from torch import Tensor
 from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
 from isthmus.base import storage, validate
-from isthmus.base.arrow import opened
 from isthmus.base.matrix import Csr, Matrix, as_matrix, canonical, is_sparse, take
-from isthmus.base.streamed import Streamed, dense_parts
+from isthmus.base.streamed import Streamed, dense_parts, opened
 from isthmus.core.group import ALONE, Group
 from isthmus.estimators.stateless_steps import _learned_before
 from isthmus.gradients.rounding import upper_norms

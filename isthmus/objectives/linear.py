@@ -19,10 +19,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import matrix, secret, validate
-from isthmus.base.arrow import opened
 from isthmus.base.class_registry import subclasses
 from isthmus.base.matrix import Array, Matrix, View, as_matrix, is_sparse
 from isthmus.base.space import Space
+from isthmus.base.streamed import opened
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.gradients.rounding import Lengths, upper_norms
 from isthmus.objectives.base import Index, Objective, _check_point, as_index

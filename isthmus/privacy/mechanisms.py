@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import class_registry, validate
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
@@ -102,13 +102,6 @@ class Mechanism(ABC):
             validate.refuse("noise", noise, remedy)
         return noise
 
-    @classmethod
-    def known(cls) -> Iterator[type[Mechanism]]:
-        """Every mechanism that was defined in this process."""
-        for kind in cls.__subclasses__():
-            yield kind
-            yield from kind.known()
-
 
 def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
     """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
@@ -126,11 +119,11 @@ def _named(kind: str) -> type[Mechanism]:
     >>> _named("top-k").__name__
     'TopK'
     """
-    for subclass in Mechanism.known():
-        if kind and vars(subclass).get("kind") == kind:
-            return subclass
-    names = {vars(subclass).get("kind") or "" for subclass in Mechanism.known()} - {""}
-    validate.refuse("mechanism", kind, f"choose one of {sorted(names)}")
+    kinds = class_registry.subclasses(Mechanism)  # type: ignore[type-abstract]
+    named = {str(vars(subclass).get("kind")): subclass for subclass in kinds}
+    names = sorted(named.keys() - {"", "None"})
+    validate.check(kind in names, "mechanism", kind, f"choose one of {names}")
+    return named[kind]
 
 
 def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:

@@ -11,11 +11,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from isthmus.base import validate
+from isthmus.base import class_registry, storage, validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, _Relation, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
@@ -240,20 +240,16 @@ def _numbers_at(items: Sequence[Charge], scale: float) -> dict[str, float]:
     return {item.name: item.number_at(scale) for item in items}
 
 
-def _address(kind: type[Mechanism]) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
 def _written(value: Any) -> Any:
     """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
     if isinstance(value, type) and issubclass(value, Mechanism):
-        return {"class": _address(value)}
+        return {"class": class_registry.address(value)}
     if isinstance(value, Mechanism):
         mechanism: Any = value
         remedy = "make it a frozen dataclass, whose fields can be written"
         validate.check(is_dataclass(mechanism), "mechanism", value, remedy)
-        own = {member.name: _written(getattr(value, member.name)) for member in fields(mechanism)}
-        return {"class": _address(type(value)), "fields": own}
+        own = {name: _written(inner) for name, inner in storage.fields_of(mechanism).items()}
+        return {"class": class_registry.address(type(value)), "fields": own}
     if isinstance(value, tuple):
         return [_written(item) for item in value]
     remedy = "use a mechanism whose fields are numbers, texts or mechanisms: a plan is written with those"
@@ -267,10 +263,7 @@ def _read(data: Any) -> Any:
         return tuple(_read(item) for item in data)
     if not isinstance(data, dict):
         return data
-    by_address = {_address(kind): kind for kind in Mechanism.known()}
-    remedy = "import the module that defines it before reading the plan"
-    validate.check(data["class"] in by_address, "mechanism", data["class"], remedy)
-    kind = by_address[data["class"]]
+    kind = class_registry.imported(Mechanism, data["class"], "mechanism")  # type: ignore[type-abstract]
     if "fields" not in data:
         return kind
     return kind(**{name: _read(value) for name, value in data["fields"].items()})

@@ -358,7 +358,7 @@ class PrivacyStatement:
 
     def to_json(self) -> str:
         """The statement as one line of JSON; infinity is written as the string "inf"."""
-        data = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in fields(self)}}
+        data: Json = {"format": FORMAT, **vars(self)}
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
         data |= {"releases": [asdict(row) for row in self.releases]}

@@ -38,9 +38,8 @@ from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.arrow import ArrowTable, column_names, parquet_dataset
 from isthmus.base.atomic import atomic_write
-from isthmus.base.streamed import ChosenRows, Streamed, kept_on_disk
+from isthmus.base.streamed import ArrowTable, ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
 

@@ -13,9 +13,8 @@ import torch
 from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
-from isthmus.base.arrow import ArrowRows, opened
 from isthmus.base.parallel import ahead, in_order
-from isthmus.base.streamed import ChosenRows, FileRows, Streamed
+from isthmus.base.streamed import ArrowRows, ChosenRows, FileRows, Streamed, opened
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives import Logistic, Softmax

@@ -23,7 +23,7 @@ import torch
 from chaos.child import Child, Ended
 from chaos.judge import charged, corrupt, unclear
 from chaos.work import BUDGET, ROUNDS, WORK, prepare, warm
-from isthmus.privacy import Ledger, LedgerCorrupt, ledger_records
+from isthmus.privacy import Ledger, LedgerCorrupt, ledger
 
 NOBODY = 65534
 RESERVED = 64
@@ -173,7 +173,7 @@ def clock_back(moments: random.Random) -> Callable[[Path], None]:
                 cls.moment -= timedelta(days=moments.randint(1, 400))
                 return cls.moment
 
-        ledger_records.datetime = Back  # type: ignore[misc]
+        ledger.datetime = Back  # type: ignore[misc]
 
     return fault
 

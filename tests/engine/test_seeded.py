@@ -18,7 +18,7 @@ from isthmus.algorithms import dp_gd
 from isthmus.core.wire import State
 from isthmus.estimators import PrivateClassifier, PrivateSearch
 from isthmus.privacy import Ledger, LedgerCorrupt
-from isthmus.privacy.ledger_records import _FileRecords
+from isthmus.privacy.ledger import _FileRecords
 
 DELTA = 1e-5
 

@@ -23,7 +23,7 @@ from isthmus.engine import checkpoint
 from isthmus.estimators import stored
 from isthmus.privacy import Ledger
 from isthmus.privacy.event_json import canonical
-from isthmus.privacy.ledger_records import START, _digest
+from isthmus.privacy.ledger import START, _digest
 from isthmus.runs.config import Settings
 from isthmus.runs.folder import FORMATS, METRICS, SETTINGS, TRAINED, RunFolder, _json, _load_model, digest
 from isthmus.runs.measure import Measured

@@ -30,8 +30,7 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy.ledger import BudgetExceeded, Ledger
-    from isthmus.privacy.ledger_records import _FileRecords
+    from isthmus.privacy.ledger import BudgetExceeded, Ledger, _FileRecords
 
     append, written = _FileRecords.append, []
 

@@ -15,7 +15,7 @@ import pytest
 from ledger_child import TURNS
 
 from isthmus.base.atomic import CannotWrite
-from isthmus.privacy import ledger_records
+from isthmus.privacy import ledger as ledger_module
 from isthmus.privacy.ledger import Ledger
 
 CHILD = Path(__file__).with_name("ledger_child.py")
@@ -88,7 +88,7 @@ def test_a_kill_at_any_moment_never_under_reports(tmp_path: Path, mode: str, res
 def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
     ledger = Ledger.open(tmp_path / "ledger")
     run = ledger.run({"main": EVENT}, reserve=4)
-    connected = ledger_records._connected
+    connected = ledger_module._connected
 
     class Full(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_records, "_connected", full)
+        patch.setattr(ledger_module, "_connected", full)
         if statement == "mark":
             patch.setattr(os, "pwrite", no_room)
         with pytest.raises(CannotWrite, match="disk is full.*nothing was released for it; make room, and go on"):

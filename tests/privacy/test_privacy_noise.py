@@ -1,21 +1,28 @@
-"""The secret source: right laws at the stated scale and no other, no draw twice."""
+"""The secret source: right laws at the stated scale and no other, no draw twice, from the bits on."""
 
 from __future__ import annotations
 
 import copy
 import math
 import multiprocessing
+import os
 import pickle
+import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
+from isthmus.base import secret
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource, noise
-from isthmus.privacy.noise import _PER_KEY, Source, _keyed, _torch_normal
+from isthmus.privacy import FastSource, Gaussian, GeneratorSource, Laplace, SecretSource, SeededSource, noise
+from isthmus.privacy.clips import ClippedSum
+from isthmus.privacy.mechanisms import NoisyMax, TopK
+from isthmus.privacy.noise import _PER_KEY, Source, _keyed, _torch_normal, check_scale, two_keys
 
 SOURCES = [SecretSource(), FastSource(), SeededSource(5), GeneratorSource(torch.Generator().manual_seed(5))]
 each_source = pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
@@ -218,3 +225,181 @@ def test_bad_input_is_refused() -> None:
     for call, *given in (*draws, *more):
         with pytest.raises(InvalidInput):
             call(*given)
+
+
+# ---------------------------------------------------------------- from random words to draws, word by word: exact pro
+
+TOP = (1 << 64) - 1
+
+
+class Words(Source):
+    """A source that gives these 64-bit words, one after the other."""
+
+    seeded = True
+
+    def __init__(self, *words: int) -> None:
+        self._left = list(words)
+
+    def bytes(self, count: int) -> bytes:
+        taken, self._left = self._left[: count // 8], self._left[count // 8 :]
+        assert 8 * len(taken) == count
+        return struct.pack(f"={len(taken)}Q", *taken)
+
+
+def test_a_uniform_is_the_first_53_bits_of_a_word() -> None:
+    words = (0, (1 << 11) - 1, 1 << 11, 1 << 63, TOP)
+    values = Words(*words).uniform(5).tolist()
+    assert values == [2.0**-54, 2.0**-54, 2.0**-53, 0.5, 1 - 2.0**-53]
+    assert Words(*words).uniform((5, 1), dtype=torch.float32).shape == (5, 1)
+
+
+def test_membership_has_its_probability_exactly() -> None:
+    """Of the 2^53 uniforms exactly q 2^53 are below q, where that is a whole number."""
+    below = (1 << 63) - 1  # the largest word whose uniform is below a half
+    assert Words(0, below, 1 << 63, TOP).mask(4, 0.5).tolist() == [True, True, False, False]
+    assert Words(0, TOP).mask(2, 1.0).tolist() == [True, True]
+    assert Words(0, 1 << 11).mask(2, 2.0**-53).tolist() == [True, False]
+
+
+def test_integers_reject_the_words_that_are_too_many() -> None:
+    """2^64 - 1 is a multiple of 3: one word is left over, and is drawn again."""
+    assert Words(TOP, TOP - 1, 4).integers(3, 2).tolist() == [2, 1]
+    assert Words(TOP, 0).integers(2, 2).tolist() == [1, 0]
+    assert Words(TOP).integers(1, 1).tolist() == [0] and len(Words().integers(5, 0)) == 0
+    for call in (lambda: Words().integers(3, -1), lambda: Words().subset(0, 0), lambda: Words().mask(3, 0.0)):
+        with pytest.raises(InvalidInput):
+            call()
+
+
+def test_in_a_replay_draws_about_records_are_those_of_the_stand_in() -> None:
+    class Fixed:
+        def uniform(self, n: int) -> torch.Tensor:
+            return torch.full((n,), 0.25)
+
+        def mask(self, n: int, q: float) -> torch.Tensor:
+            return torch.ones(n, dtype=torch.bool)
+
+        def integers(self, high: int, size: int) -> torch.Tensor:
+            return torch.full((size,), high - 1)
+
+        subset = integers
+
+    with secret.standing_in(Fixed()):  # type: ignore[arg-type]
+        source = SecretSource()
+        assert source.uniform(2).tolist() == [0.25] * 2 and source.mask(2, 1e-9).tolist() == [True] * 2
+        assert source.integers(9, 2).tolist() == [8] * 2 == source.subset(9, 2).tolist()
+
+
+def test_a_subset_has_the_smallest_words() -> None:
+    assert Words(5, 1, 9, 3).subset(4, 2).tolist() == [1, 3]
+    assert Words(5, 1, 9, 3).subset(4, 1).tolist() == [1] and Words(7).subset(1, 1).tolist() == [0]
+
+
+def test_no_word_of_the_system_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given is what the system gave, no piece of it twice."""
+    entries = [0]
+
+    def count_up(size: int) -> bytes:
+        assert size % 4 == 0
+        entries[0] += size // 4
+        return np.arange(entries[0] - size // 4, entries[0], dtype=np.uint32).tobytes()
+
+    source = SecretSource()
+    monkeypatch.setattr(os, "urandom", count_up)
+    sizes = (4, 8, 1 << 16, 16, 8, 0, 4)
+    parts = [source.bytes(size) for size in sizes]
+    monkeypatch.undo()
+    assert [len(part) for part in parts] == list(sizes)
+    words = np.concatenate([np.frombuffer(part, np.uint32) for part in parts])
+    assert len(np.unique(words)) == len(words) and int(words.max()) < entries[0]
+    again = SecretSource()
+    assert again.bytes(8) != again.bytes(8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64], ids=str)
+def test_a_scale_may_go_to_the_ends_of_its_numbers(dtype: torch.dtype) -> None:
+    """From the least normal number to a 64th of the largest; whole numbers are noised in float64."""
+    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
+    for edge, beyond in ((info.tiny, 1 - 2.0**-40), (info.max / 64, 1 + 2.0**-40)):
+        check_scale(edge, dtype)
+        with pytest.raises(InvalidInput, match="noise scale"):
+            check_scale(edge * beyond, dtype)
+
+
+def test_two_generators_make_one_normal_law() -> None:
+    drawn = two_keys(torch.zeros(40000, dtype=torch.float32))
+    assert drawn.dtype == torch.float64 and abs(float(drawn.var()) - 1) < 7 * 0.0071  # seven standard errors
+    assert len(drawn.unique()) == 40000
+
+
+def test_noise_is_added_at_its_scale_to_every_type() -> None:
+    """Added in float64 and rounded last, the draws of `normal` in their order."""
+    for make in (lambda: SeededSource(3), lambda: GeneratorSource(torch.Generator().manual_seed(3))):
+        for dtype in (torch.float32, torch.float64):
+            out = torch.full((3, 5), 2.0, dtype=dtype)
+            make().add_normal(out, 0.25)
+            assert torch.equal(out, (2 + 0.25 * make().normal(15)).view(3, 5).to(dtype))
+
+
+# ---------------------------------------------------------------- noise at the ends of the range of floats: at its st
+
+KINDS = {
+    "secret": SecretSource,
+    "fast": FastSource,
+    "seeded": lambda: SeededSource(5),
+    "generator": lambda: GeneratorSource(torch.Generator().manual_seed(5)),
+}
+COUNT = 4001
+SCALES = [1e-300, 1e-170, 1e-20, 1.0, 1e150, 1e300]
+each_kind = pytest.mark.parametrize("source", list(KINDS))
+
+
+def drawn(mechanism: Any, ord: float, source: str, dtype: torch.dtype, bound: float) -> Tensor:
+    value = torch.zeros(COUNT, dtype=dtype)
+    return mechanism.release(ClippedSum(value, ord, bound), KINDS[source]())
+
+
+@pytest.mark.parametrize(("mechanism", "ord", "law"), [(Gaussian(0.5), 2, "norm"), (Laplace(0.5), 1, "laplace")])
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [*((s, torch.float64) for s in SCALES), *((s, torch.float32) for s in (2e-38, 1e-20, 5e36))]
+)
+@each_kind
+def test_the_noise_has_its_scale_wherever_that_lies(
+    source: str, scale: float, dtype: torch.dtype, mechanism: Any, ord: float, law: str
+) -> None:
+    found = drawn(mechanism, ord, source, dtype, scale / 0.5).double() / scale
+    assert bool(torch.isfinite(found).all()) and int((found == 0).sum()) == 0
+    assert stats.kstest(found.numpy(), law).pvalue > 1e-7
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(wrong * found.numpy(), law).pvalue < 1e-9
+
+
+@each_kind
+def test_a_scale_that_the_numbers_cannot_hold_is_refused(source: str) -> None:
+    single, double = ((1e-39, 1.0), (1e-170, 1.0), (1e37, 1.0)), ((1e-310, 1.0), (1e-200, 1e-200), (1e200, 1e200))
+    for dtype, given in ((torch.float32, single), (torch.float64, double)):
+        for bound, multiplier in given:
+            for mechanism, ord in ((Gaussian(multiplier), 2), (Laplace(multiplier), 1)):
+                with pytest.raises(InvalidInput, match="noise scale"):
+                    drawn(mechanism, ord, source, dtype, bound)
+
+
+@pytest.mark.parametrize("bound", [1e-290, 1e-170, 1.0, 1e170, 1e290])
+@each_kind
+def test_selections_are_as_random_at_every_scale(source: str, bound: float) -> None:
+    """Two candidates that differ by C: the better one wins with probability e / (1 + e) at epsilon = 2."""
+    made, times = KINDS[source](), 400
+    value = ClippedSum(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
+    for mechanism in (NoisyMax(2.0, signed=False), TopK(1, 2.0)):
+        wins = sum(float(mechanism.release(value, made)[1]) for _ in range(times))
+        assert stats.binomtest(int(wins), times, math.e / (1 + math.e)).pvalue > 1e-7
+        assert stats.binomtest(int(wins), times, 0.5).pvalue < 1e-7
+
+
+@each_kind
+def test_selections_of_a_scale_out_of_range_are_refused(source: str) -> None:
+    for bound in (1e-310, 1e307):
+        value = ClippedSum(torch.tensor([0.0, bound], dtype=torch.float64), math.inf, bound)
+        for mechanism in (NoisyMax(2.0), TopK(1, 2.0)):
+            with pytest.raises(InvalidInput, match="noise scale"):
+                mechanism.release(value, KINDS[source]())

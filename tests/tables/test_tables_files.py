@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import scipy.sparse as sp
 
-from isthmus.base.arrow import opened
+from isthmus.base.streamed import opened
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.files import Reading, _types_of, columns_of, numbers_of, read, write
 from isthmus.tables.infer import infer
