@@ -32,17 +32,14 @@ class Functional(nn.Module):
         self.drop, self.leaky = nn.Dropout(0.5), nn.RReLU()
 
     def mask(self, h: Tensor) -> Tensor:
-        if self.way == "module":
-            return self.drop(h)
-        if self.way == "functional":
-            return F.dropout(h, 0.5, self.training)
-        if self.way == "rrelu":
-            return self.leaky(h)
-        if self.way == "rand":
-            return h * (torch.rand_like(h) < 0.5)
-        if self.way == "python":
-            return h * torch.tensor([[random.random() < 0.5 for _ in range(WIDTH)] for _ in h])
-        return h * torch.from_numpy(np.random.rand(*h.shape) < 0.5)
+        ways: dict[str, Any] = {
+            "module": lambda: self.drop(h),
+            "functional": lambda: F.dropout(h, 0.5, self.training),
+            "rrelu": lambda: self.leaky(h),
+            "rand": lambda: h * (torch.rand_like(h) < 0.5),
+            "python": lambda: h * torch.tensor([[random.random() < 0.5 for _ in range(WIDTH)] for _ in h]),
+        }
+        return ways.get(self.way, lambda: h * torch.from_numpy(np.random.rand(*h.shape) < 0.5))()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.mask(self.layer(x)))
