@@ -682,7 +682,7 @@ class Ledger:
             return dict(+self._records.rounds)
 
     def records(self) -> list[Json]:
-        """Every record, those of a file read and verified anew from the first line."""
+        """Every record, those of a file read and verified anew from the first."""
         return self._records.all()
 
     # ------------------------------------------------------------ what a run does
