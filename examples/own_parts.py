@@ -14,7 +14,7 @@ import torch
 import isthmus
 from isthmus import ConvexSet, Mechanism, PrivateClassifier, Release, Sketch, Stage, estimators, minimize
 from isthmus.algorithms import Budget, algorithm, rounds_of
-from isthmus.algorithms.filling import allowed_step, full_run, walk
+from isthmus.algorithms.suggest import allowed_step, full_run, walk
 from isthmus.base.matrix import matmul
 from isthmus.base.randomness import signs
 from isthmus.objectives import LinearModel
@@ -115,7 +115,7 @@ def folded_gd(*, epsilon, delta=None, clip, step, m=0.5, n=None, adjacency="add-
     return build
 
 
-@folded_gd.filling(evidence="an example: half the numbers, the rest as plain DP-GD")
+@folded_gd.suggest_arguments(evidence="an example: half the numbers, the rest as plain DP-GD")
 def _half(facts):
     run = full_run(facts, facts.the_clip, max(1, facts.parameters // 2), wanted=100)
     step = allowed_step(run)

@@ -23,11 +23,11 @@ Declared by `@algorithm`, planner and estimators fill and run it like these.
 from isthmus.algorithms.base import Budget, WidthRule, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
-from isthmus.algorithms.filling import Algorithm, algorithm
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, mirror_descent, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw, dp_fw
 from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_mirror_descent, dp_sgd, priv_sgd
 from isthmus.algorithms.subspace import dp_subspace_gd, pdp_sgd, rpdp_sgd
+from isthmus.algorithms.suggest import Algorithm, algorithm
 from isthmus.algorithms.svrg import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)

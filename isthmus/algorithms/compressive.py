@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _Descent, _diameter_of, _step_rule, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, _full_rounds, _stepped, algorithm, full_run, require
+from isthmus.algorithms.suggest import Build, Choice, Run, _full_rounds, _stepped, algorithm, full_run, require
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
@@ -161,16 +161,16 @@ class _Chosen(Encoder):
         return SelectionMap(context.space, index, 1.0, 1.0), None
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@compressive_dp_sgd.filling(
+@compressive_dp_sgd.suggest_arguments(
     "gaussian",
     evidence="measured: relative loss .25 on Lending Club, DP-GD .081 (002-total-budget); a9a .825, IMDB .605",
     shortfall=(0.025, 0.243),
     research=True,
 )
-def _fill_gaussian(facts: Facts) -> Choice:
+def _suggest_gaussian(facts: Facts) -> Choice:
     """Noise on Gaussian codes, a sparse gradient decoded by CoSaMP."""
     d = facts.parameters
     require(d >= 3, "fewer than 3 parameters: nothing to compress")
@@ -185,12 +185,12 @@ def _fill_gaussian(facts: Facts) -> Choice:
     return _stepped(run, arguments, gain, noise_norm=norm, held=p * d, flops=flops)
 
 
-@compressive_dp_sgd.filling(
+@compressive_dp_sgd.suggest_arguments(
     "selection",
     evidence="measured: 1.00 where DP-GD has .59 (5 of d = 2000 coefficients, n = 2000); a9a .827, IMDB .693",
     shortfall=(0.023, 0.155),
 )
-def _fill_selection(facts: Facts) -> Choice:
+def _suggest_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
     require(facts.parameters >= 3, "fewer than 3 parameters: nothing to compress")
     rounds, kappa = _full_rounds(facts, 20 if facts.sparsity else 100), min(facts.sparsity or 10, facts.parameters)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isthmus.algorithms.base import Budget, _BudgetOptions, rounds_of
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
+from isthmus.algorithms.suggest import AVERAGED, Build, Choice, Run, _sampled_run, algorithm, full_run
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Restart
@@ -169,15 +169,15 @@ def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
     return numbers
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@dp_skgd.filling(
+@dp_skgd.suggest_arguments(
     evidence="measured (private_tables): IMDB .833 with word ranks, .771 without; a9a .828, at epsilon 0.5",
     shortfall=(0.022, 0.07),
     research=True,
 )
-def _fill_blocks(facts: Facts) -> Choice:
+def _suggest_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
     blocks = min(d, max(10, -(-d // (facts.max_dims or d))))
@@ -202,11 +202,11 @@ def _fill_blocks(facts: Facts) -> Choice:
     return run.choice(arguments, name, margin_noise=arguments["step"] * unit, shortfall=shortfall)
 
 
-@dp_cd.filling(
+@dp_cd.suggest_arguments(
     evidence="measured (003-uneven-columns): .014 of the loss left where scales differ by 100, DP-GD .157",
     shortfall=(0.028, 0.18),
 )
-def _fill_single(facts: Facts) -> Choice:
+def _suggest_single(facts: Facts) -> Choice:
     """One coordinate a round, on all records."""
     wide, d = facts.component_smoothness, facts.parameters
     if wide is None:  # one number stands for all coordinates where nothing tells them apart

@@ -7,18 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from isthmus.algorithms.base import (
-    SIMPLEX_ONLY,
-    Family,
-    StepRule,
-    Stop,
-    WidthRule,
-    _Descent,
-    _mirror_of,
-    _step_rule,
-)
+from isthmus.algorithms.base import SIMPLEX_ONLY, Family, StepRule, Stop, WidthRule, _Descent, _mirror_of, _step_rule
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Run, _free_run, algorithm
+from isthmus.algorithms.suggest import Build, Choice, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
@@ -288,38 +279,40 @@ class _NarrowDescent(_FreeDescent):
     sketch: Family = CountSketch
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@sgd.filling(evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0))
-def _fill_sgd(facts: Facts) -> Choice:
+@sgd.suggest_arguments(
+    evidence="measured (001-figure-1d): IMDB .874 over an l1 ball, 12 passes", shortfall=(0.001, 0.0)
+)
+def _suggest_sgd(facts: Facts) -> Choice:
     """Shuffled batches; averages where the loss has corners."""
     run, step = _free_run(facts, facts.parameters, sampled=True), facts.step or 1 / facts.smooth
     return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
 
 
-@gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
-def _fill_gd(facts: Facts) -> Choice:
+@gd.suggest_arguments(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
+def _suggest_gd(facts: Facts) -> Choice:
     """All records."""
     run, step = _free_run(facts, facts.parameters, sampled=False), facts.step or 1 / facts.smooth
     return run.choice({"step": step, "momentum": 0.9, "output": "last"})
 
 
-@comp_minibatch.filling(evidence="Theorems 8, 9 (000); as comp_sgd", shortfall=(0.003, 0.002), research=True)
-@comp_sgd.filling(
+@comp_minibatch.suggest_arguments(evidence="Theorems 8, 9 (000); as comp_sgd", shortfall=(0.003, 0.002), research=True)
+@comp_sgd.suggest_arguments(
     evidence="measured (001-figure-1d): .873 with a twentieth of the numbers, SGD .874, without memory .857",
     shortfall=(0.002, 0.001),
 )
-def _fill_comp_sgd(facts: Facts) -> Choice:
+def _suggest_comp_sgd(facts: Facts) -> Choice:
     """m numbers of each gradient; the sender keeps what the sketch lost."""
     run = _free_run(facts, _narrow(facts), sampled=True)
     return _with_feedback(run, {"batch_size": run.batch_size, "output": _output_of(facts)})
 
 
-@comp_gd.filling(
+@comp_gd.suggest_arguments(
     evidence="Theorem 4 (000); measured (000-table-1): faster than its rate at m = d/4 too", shortfall=(0.002, 0.01)
 )
-def _fill_comp_gd(facts: Facts) -> Choice:
+def _suggest_comp_gd(facts: Facts) -> Choice:
     """The same on all records."""
     return _with_feedback(_free_run(facts, _narrow(facts), sampled=False), {})
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from isthmus.algorithms.base import Budget, WidthRule, _BudgetOptions, _Descent, rounds_of
 from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm, require
+from isthmus.algorithms.suggest import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm, require
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -103,14 +103,14 @@ def comp_fw(
     return build
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@comp_fw.filling(
+@comp_fw.suggest_arguments(
     evidence="measured (001-compfw-convex): away steps end 10^6 times below plain ones on an l1 ball",
     shortfall=(0.01, 0.05),
 )
-def _fill_free(facts: Facts) -> Choice:
+def _suggest_free(facts: Facts) -> Choice:
     """No projection, sparse iterates; away steps where the whole gradient may be seen."""
     able = facts.constraint is not None and facts.constraint.bounded and facts.constraint.can("lmo")
     require(able, "it needs a bounded set with a linear minimiser as constraint")
@@ -232,7 +232,7 @@ class _RowScores(Sketch):
         return self.vertices.to(y).T @ y
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
 _GUMBEL = math.pi / math.sqrt(6)
@@ -262,8 +262,8 @@ def ball_bound(facts: Facts) -> float:
     return facts.the_clip * radius * math.sqrt(facts.parameters) / facts.b
 
 
-@dp_fw.filling(shortfall=(0.013, 0.126))
-def _fill_private(facts: Facts) -> Choice:
+@dp_fw.suggest_arguments(shortfall=(0.013, 0.126))
+def _suggest_private(facts: Facts) -> Choice:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
     r, form, (low, high) = reach(facts), _form_of(facts.constraint), CONSTANTS.vertices
     if r is None or form is None:

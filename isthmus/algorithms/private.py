@@ -33,7 +33,8 @@ from isthmus.algorithms.base import (
     rounds_of,
 )
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
-from isthmus.algorithms.filling import (
+from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
+from isthmus.algorithms.suggest import (
     AVERAGED,
     Build,
     Choice,
@@ -46,7 +47,6 @@ from isthmus.algorithms.filling import (
     require,
     walk,
 )
-from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Tail, Update
@@ -357,19 +357,19 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     validate.check(plain or not preconditioned, "precondition", True, alone)
 
 
-# ---------------------------------------------------------------- how they are filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@dp_sgd.filling(
+@dp_sgd.suggest_arguments(
     evidence="measured: a9a .840 in one pass, all records .764; .846 in 10 passes at epsilon 0.5 (private_tables)",
     shortfall=(0.004, 0.026),
 )
-def _fill_batches(facts: Facts) -> Choice:
+def _suggest_batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
     return _stepped(_sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
-@dp_comp_minibatch.filling(
+@dp_comp_minibatch.suggest_arguments(
     evidence="Theorem 14 (000); measured on validation rows: a9a .835 with m = 20, DP-SGD .846; IMDB .800 with m = 500",
     shortfall=(0.011, 0.05),
     research=True,
@@ -380,7 +380,7 @@ def _sketched_batches(facts: Facts) -> Choice:
     return _sketched(run, "m")
 
 
-@priv_sgd.filling(
+@priv_sgd.suggest_arguments(
     evidence="Theorem 12 (000); measured: lending R2 .439 with 3000 rows and m = 20, on batches .436, in blocks .26",
     shortfall=(0.012, 0.06),
 )
@@ -393,7 +393,7 @@ def _sketched_sums(facts: Facts) -> Choice:
 # ---------------------------------------------------------------- what `dp_gd` buys first, by public facts
 
 
-@dp_gd.filling(
+@dp_gd.suggest_arguments(
     "plain",
     evidence="measured (private_tables): a9a .839, IMDB .811 at epsilon 0.5 with 100 rounds",
     shortfall=(0.011, 0.037),
@@ -516,7 +516,7 @@ for _variant, _scale, _solved, _shortfall in (
 ):
     _evidence = f"measured: {_MEASURED.get(_variant, 'docs/glm.md, tables kept apart')}"
     _make = partial(_prepared, scale=_scale, solved=_solved)
-    dp_gd.filling(_variant, evidence=_evidence, shortfall=_shortfall)(_make)
+    dp_gd.suggest_arguments(_variant, evidence=_evidence, shortfall=_shortfall)(_make)
 
 
 def preferred(facts: Facts) -> str:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from isthmus.algorithms.base import StepRule, _BudgetOptions, _unless_bought
 from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm, require
 from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
+from isthmus.algorithms.suggest import Build, Choice, Refusal, _sampled_run, _sketched, _stepped, algorithm, require
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Purchased
@@ -103,19 +103,19 @@ def rpdp_sgd(
     return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, clipped=clipped, **options).build
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
 REFRESH = 10
 """Rounds that directions of PDP-SGD and RPDP-SGD serve."""
 
 
-@rpdp_sgd.filling(
+@rpdp_sgd.suggest_arguments(
     evidence="the baseline of paper 004: random directions in place of public ones",
     shortfall=(0.012, 0.06),
     research=True,
 )
-def _fill_random(facts: Facts) -> Choice:
+def _suggest_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
     run = _sampled_run(facts, facts.the_clip, k)
@@ -123,8 +123,8 @@ def _fill_random(facts: Facts) -> Choice:
     return _sketched(run, "k", held=k * facts.parameters, flops=flops)
 
 
-@pdp_sgd.filling(shortfall=(0.014, 0.11))
-def _fill_public(facts: Facts) -> Choice:
+@pdp_sgd.suggest_arguments(shortfall=(0.014, 0.11))
+def _suggest_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
         raise Refusal("no public rows: give public=X or (X, y)")

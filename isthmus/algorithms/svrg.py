@@ -7,7 +7,7 @@ from typing import Unpack
 
 from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _step_rule, rounds_of
 from isthmus.algorithms.facts import NUMBER, Facts
-from isthmus.algorithms.filling import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
+from isthmus.algorithms.suggest import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import AgainstAnchor, Restart
@@ -62,15 +62,15 @@ def dp_svrg(
     return build
 
 
-# ---------------------------------------------------------------- how it is filled from public facts
+# ---------------------------------------------------------------- arguments by public facts
 
 
-@dp_svrg.filling(
+@dp_svrg.suggest_arguments(
     evidence="measured (private_tables): a9a .840, IMDB .804 at epsilon 0.5; DP-SGD .846, .813",
     shortfall=(0.010, 0.044),
     research=True,
 )
-def _fill(facts: Facts) -> Choice:
+def _suggest(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
     clip, batch, inner = facts.the_clip, _batch_of(facts), 20
     rounds = _sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))

@@ -216,7 +216,7 @@ class Movement:
     """How far a pair moves the value handed to a mechanism, in the mechanism's norm, against the stated bound.
 
     `ratio = moved / bound` with the bound of the promised adjacency: above 1 the stated sensitivity is false.
-    `release` is the slot where it is largest.
+    `release` is the slot where it is largest, `order` what makes one pair worse than another.
     """
 
     pair: Pair
@@ -224,6 +224,7 @@ class Movement:
     bound: float
     ratio: float
     release: str = "main/gradient"
+    order: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.pair.name}: moved {self.moved:.6g} of {self.bound:.6g} ({self.ratio:.4f}) at {self.release}"
@@ -243,18 +244,21 @@ def worst_pair(pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int 
     >>> round(worst.moved, 9), round(worst.bound, 4), round(worst.ratio, 3)
     (2.0, 2.002, 0.999)
     """
-    return max(_measured(pipe, d, n, seed, t), key=lambda item: item[1])[0]
+    return max(movements(pipe, d, n, seed=seed, t=t), key=lambda moved: moved.order)
 
 
 def movements(pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0) -> list[Movement]:
-    """The movement of every candidate pair."""
-    return [moved for moved, _ in _measured(pipe, d, n, seed, t)]
+    """The movements of pairs that are bad for one mechanism or another, for every release of a round."""
+    validate.check(n >= 2, "n", n, "give at least 2 records")
+    probe = Probe(pipe, d, seed=seed, t=t)
+    adversaries = [_Adversary(probe, release, slot, n, seed, t) for _, release, slot in slots(probe.stages)]
+    return [_moved(probe, pair) for adversary in adversaries for pair in adversary.pairs()]
 
 
 def movement(pipe: Pipeline, pair: Pair) -> Movement:
     """The movement of one pair, at the seed and round it was built against."""
     probe = Probe(pipe, pair.space or pair.d, seed=pair.seed, t=pair.t)
-    return _moved(probe, pair)[0]
+    return _moved(probe, pair)
 
 
 def _inner(mechanism: Mechanism) -> Mechanism:
@@ -274,18 +278,7 @@ def _law(mechanism: NoisyMax | TopK, bounded: ClippedSum) -> Tensor:
     return torch.log_softmax(scores * (mechanism.epsilon / (2 * bounded.bound)), 0)
 
 
-_Key = tuple[float, float, float]
-
-
-def _measured(pipe: Pipeline, d: Space | int, n: int, seed: int, t: int) -> list[tuple[Movement, _Key]]:
-    """Pairs that are bad for one mechanism or another, for every release of a round, and their movements."""
-    validate.check(n >= 2, "n", n, "give at least 2 records")
-    probe = Probe(pipe, d, seed=seed, t=t)
-    adversaries = [_Adversary(probe, release, slot, n, seed, t) for _, release, slot in slots(probe.stages)]
-    return [_moved(probe, pair) for adversary in adversaries for pair in adversary.pairs()]
-
-
-def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
+def _moved(probe: Probe, pair: Pair) -> Movement:
     """The largest movement of a pair, and what pairs are ordered by."""
     adjacency = probe.promise.adjacency
     remedy = f"give a pair of data sets as the promise compares them: {adjacency.describe()}"
@@ -302,7 +295,8 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
             moves.append(Movement(pair, moved, bound, ratio, slot))
             sharpest = max(sharpest, _sharpness(release.mechanism, ours, theirs))
     worst = max(moves, key=lambda each: each.ratio)
-    return worst, (round(worst.ratio, 6), round(sum(each.ratio for each in moves), 6), sharpest)
+    order = round(worst.ratio, 6), round(sum(each.ratio for each in moves), 6), sharpest
+    return replace(worst, order=order)
 
 
 def _sharpness(mechanism: Mechanism, ours: ClippedSum, theirs: ClippedSum) -> float:

@@ -28,7 +28,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from datetime import date, timedelta
 from enum import Enum
 from pathlib import Path
@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from isthmus.base import randomness, secret, validate
+from isthmus.base import randomness, secret, storage, validate
 from isthmus.base.secret import Handed
 
 Data = TypeVar("Data")
@@ -565,7 +565,7 @@ def _attributes(item: object) -> _Parts:
     if hasattr(item, "__dict__"):
         return list(vars(item).items())
     if is_dataclass(item):  # with slots
-        return [(field.name, getattr(item, field.name)) for field in fields(item)]
+        return list(storage.fields_of(item).items())
     return []
 
 

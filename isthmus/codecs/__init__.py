@@ -9,8 +9,7 @@
 
 from isthmus.codecs.base import Codec, check_contraction, from_json, named
 from isthmus.codecs.bits import CodecError
-from isthmus.codecs.rounding import QSGD, BFloat16, Float16, Int8, Natural, PackedBits, TernGrad
-from isthmus.codecs.sparse import VQSGD, RandomK
+from isthmus.codecs.kinds import QSGD, VQSGD, BFloat16, Float16, Int8, Natural, PackedBits, RandomK, TernGrad
 
 __all__ = ["BFloat16", "Codec", "CodecError", "Float16", "Int8", "Natural", "PackedBits", "QSGD", "RandomK", "TernGrad"]
 __all__ += ["VQSGD", "check_contraction", "from_json", "named"]

@@ -111,7 +111,7 @@ class Codec(ABC):
         >>> from_json(QSGD(levels=4).to_json()) == QSGD(levels=4)
         True
         """
-        return json.dumps({"codec": self.name, **{member.name: getattr(self, member.name) for member in fields(self)}})  # type: ignore[arg-type]
+        return json.dumps({"codec": self.name, **vars(self)})
 
     def _head(self, reader: Reader, m: int) -> None:
         first = reader.byte("the format")
@@ -226,7 +226,7 @@ def named(codec: object) -> Codec | None:
     if codec is None or isinstance(codec, Codec):
         return codec
     if isinstance(codec, str):
-        return from_json({"codec": codec})
+        codec = {"codec": codec}
     if isinstance(codec, Mapping):
         return from_json(codec)
     able = all(callable(getattr(codec, method, None)) for method in ("encode", "decode", "chi"))

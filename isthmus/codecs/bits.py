@@ -125,13 +125,20 @@ class Reader:
         self.check(fine, f"{what} is {value}, and must be between 0 and {top:.4g}")
         return value
 
-    def array(self, count: int, dtype: str, what: str) -> NDArray:  # type: ignore[type-arg]  # of that dtype
-        """`count` numbers of a little-endian dtype."""
+    def array(self, count: int, dtype: str, what: str, top: int | None = None) -> NDArray:  # type: ignore[type-arg]
+        """`count` numbers of a little-endian dtype, none above `top`."""
         size = count * np.dtype(dtype).itemsize
         self.need(8 * size, what)
         lo = self._at >> 3
         self._at += 8 * size
-        return self._data[lo : lo + size].view(dtype)
+        values = self._data[lo : lo + size].view(dtype)
+        if top is not None:
+            self.within(values, top, what)
+        return values
+
+    def within(self, values: NDArray[np.integer], top: int, what: str) -> None:
+        """Refuse numbers above `top`."""
+        self.check(bool((values <= top).all()), f"{what} hold a number of more than {top}")
 
     def bits(self, count: int, what: str) -> Bits:
         """The next `count` bits."""
@@ -141,16 +148,17 @@ class Reader:
         bits: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
         return bits
 
-    def fixed(self, count: int, width: int, what: str) -> Numbers:
-        """`count` numbers of `width` bits each, as integers with a sign that hold one more."""
+    def fixed(self, count: int, width: int, what: str, top: int) -> Numbers:
+        """`count` numbers of `width` bits each, none above `top`, as integers with a sign that hold one more."""
         self.need(count * width, what)
         if width == 8 and not self._at & 7:
-            return self.array(count, "u1", what).astype(np.int16)
+            return self.array(count, "u1", what, top).astype(np.int16)
         values = np.empty(count, np.min_scalar_type(-(2 << width)))
         for lo in range(0, count, BLOCK):
             rows = np.zeros((min(BLOCK, count - lo), 8 * np.dtype(_word(width)).itemsize), np.uint8)
             rows[:, :width] = self.bits(len(rows) * width, what).reshape(len(rows), width)
             values[lo : lo + BLOCK] = np.packbits(rows, axis=1, bitorder="little").view(_word(width))[:, 0]
+        self.within(values, top, what)
         return values
 
     def end(self) -> None:
@@ -199,7 +207,7 @@ def _write_increasing(out: Writer, places: Numbers, m: int, code: str) -> None:
 def _read_increasing(reader: Reader, count: int, m: int, code: str, what: str) -> Numbers:
     """The next `count` numbers that `_write_increasing` wrote, below m."""
     shift = _shift(count, m)
-    low = reader.fixed(count, shift, what)
+    low = reader.fixed(count, shift, what, (1 << shift) - 1)
     gaps = (read(reader, count, code, (m >> shift) + 1, what).astype(np.int64) - 1 << shift) + low
     places = np.cumsum(gaps + 1) - 1
     reader.check(not count or int(places[-1]) < m, f"{what} go beyond its {m} coordinates")
@@ -235,12 +243,12 @@ def _read_gamma(reader: Reader, values: Numbers, top: int, what: str) -> None:
     index = np.flatnonzero(reader.bits(len(values), what).view(bool))
     at, numbers = 0, values[index]
     while len(index):
-        reader.check(2 << at <= top, f"{what} holds a number of more than {top}")
+        reader.check(2 << at <= top, f"{what} hold a number of more than {top}")
         numbers = numbers + ((1 + reader.bits(len(index), what).astype(values.dtype)) << at)
         values[index] = numbers
         more = reader.bits(len(index), what).view(bool)
         index, numbers, at = index[more], numbers[more], at + 1
-    reader.check(int(values.max()) <= top, f"{what} holds a number of more than {top}")
+    reader.within(values, top, what)
 
 
 def _omega_planes(values: Numbers) -> Iterator[Array]:
@@ -270,10 +278,10 @@ def _read_omega(reader: Reader, values: Numbers, top: int, what: str) -> None:
         if not len(index):
             return
         widest = int(width.max())
-        reader.check(widest < top.bit_length(), f"{what} holds a number of more than {top}")
+        reader.check(widest < top.bit_length(), f"{what} hold a number of more than {top}")
         numbers = np.int64(1) << width
         for at in range(widest):
             has = width > at
             numbers[has] += reader.bits(int(has.sum()), what).astype(np.int64) << at
-        reader.check(int(numbers.max()) <= top, f"{what} holds a number of more than {top}")
+        reader.within(numbers, top, what)
         values[index] = numbers

@@ -53,7 +53,7 @@ from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.rules import Args, Kwargs
-from isthmus.gradients.layers.trial import Between, look
+from isthmus.gradients.layers.trial import LoopRecorder, look
 from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
@@ -391,7 +391,7 @@ class TorchDriver:
         mine = frozenset(map(id, module.parameters()))
         self.losses = Losses(reduction, self.layers.batch_dim, mine if self.private else None)
         self.guard = forward_guard.Guard(module, secret, watched=self._parameters)
-        self._between, self._correction = Between(self.layers), _MeanLossCorrection()
+        self._between, self._correction = LoopRecorder(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
         self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
@@ -648,7 +648,7 @@ class TorchDriver:
         if size is not None:
             self._batch = size
 
-    def _look(self, args: Args, kwargs: Kwargs) -> forward_guard.Things:
+    def _look(self, args: Args, kwargs: Kwargs) -> forward_guard.HeldTensors:
         """Refuse private batches that no guarantee holds for; what the module holds."""
         things = self.guard.check()
         self._looks = self.losses.due()
@@ -672,7 +672,7 @@ class TorchDriver:
                     low |= parameter.dtype.itemsize < 4
                 output = self._correction.outputs(output, self.layers.anchor, self._batch, low)
                 if self._correction.on:
-                    self._correction.check_kept(things or forward_guard.things(self.module))
+                    self._correction.check_kept(things or forward_guard.held_tensors(self.module))
             if self._looks:
                 self.losses.expect(output, self._batch, self.loss_scale)
                 self._looks = False
@@ -793,7 +793,7 @@ class TorchDriver:
             compiled = "_orig_mod" in each._modules or each._compiled_call_impl is not None
             validate.check(not compiled, "module", type(each).__name__, _COMPILED)
         if self.guard.secret:
-            forward_guard.check_public_draws(forward_guard.things(self.module))
+            forward_guard.check_public_draws(forward_guard.held_tensors(self.module))
 
     def _check_ready(self) -> None:
         """Refuse a pass of private records, of the module or a part of it, that no guarantee holds for."""

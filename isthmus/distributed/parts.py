@@ -26,6 +26,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
+from sklearn.base import BaseEstimator
+from sklearn.pipeline import Pipeline
 
 from isthmus.base import validate
 from isthmus.core.group import Group
@@ -87,8 +89,8 @@ def fit_part(estimator: E, part: Part, *, group: Group | dist.ProcessGroup | boo
             part = part()
         X, y, *weights = part
         prefix = ""
-        if "steps" in vars(estimator):  # those of a pipeline: the arguments are for its last one
-            prefix = f"{vars(estimator)['steps'][-1][0]}__"
+        if isinstance(estimator, Pipeline):  # the arguments are for its last step
+            prefix = f"{estimator.steps[-1][0]}__"
         options = {f"{prefix}sample_weight": weight for weight in weights if weight is not None}
         fitted: E = estimator.fit(X, y, **{f"{prefix}group": group}, **options)  # type: ignore[attr-defined]
         return fitted
@@ -96,8 +98,8 @@ def fit_part(estimator: E, part: Part, *, group: Group | dist.ProcessGroup | boo
 
 def _check_estimator(estimator: object) -> None:
     """Refuse what cannot be fitted on ranks, before an engine does anything."""
-    fits = hasattr(estimator, "fit") and hasattr(estimator, "get_params")
-    validate.check(fits, "estimator", estimator, "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one")
+    remedy = "give a PrivateClassifier, a PrivateRegressor or a Pipeline of one"
+    validate.check(isinstance(estimator, BaseEstimator), "estimator", estimator, remedy)
 
 
 # ---------------------------------------------------------------- what the engines share

@@ -125,8 +125,7 @@ class PrivacyEngine:
     ) -> None:
         validate.non_negative_int(seed=seed)
         Accountant(Ledger(), accountant)
-        validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
-        self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
+        self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency.of(adjacency)
         self._kind, self._given = accountant, ledger
         self._ledger = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None

@@ -24,7 +24,7 @@ from isthmus.base import secret, validate
 from isthmus.core.driver import Ticket, TorchDriver
 from isthmus.core.wire import Keys
 from isthmus.gradients.layers import Layers
-from isthmus.gradients.layers.forward_guard import Dice, hide
+from isthmus.gradients.layers.forward_guard import RandomStates, hide_generators
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.trial import EXAMPLES, depends, due, examples_of
 from isthmus.privacy import FixedSize, Poisson
@@ -128,14 +128,14 @@ class PrivateLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         turn, secret = self._driver.rest(), self._driver.guard.secret
-        back = hide(by_place=False, wanted=secret)  # the seeds of workers are drawn here
+        back = hide_generators(by_place=False, wanted=secret)  # the seeds of workers are drawn here
         try:
             batches = super().__iter__()
         finally:
             back()
         tickets = self._draws.tickets
         while True:
-            back = hide(wanted=secret)  # random augmentation follows the place in the batch, as random layers do
+            back = hide_generators(wanted=secret)  # random augmentation follows the place in a batch, as layers do
             try:
                 batch = next(batches, self)
             finally:
@@ -238,7 +238,7 @@ class _Collating:
         given = _tensors(batch)
         if not due(self.layers, tuple((place, x.shape[1:]) for place, x in given.items()), self._shapes):
             return
-        with Dice(next(self.layers.parameters()).device):
+        with RandomStates(next(self.layers.parameters()).device):
             try:
                 meet = self._meet(index, given, *tree_flatten((args, kwargs)))
             except Exception:  # records, or the module, that cannot be run so: it cannot be told
@@ -262,7 +262,7 @@ class _Collating:
                 return _tensors(self.collate(fetch(chosen)))
             return _tensors(self.collate([records[i] for i in chosen]))
 
-        with Dice(torch.device("cpu")) as dice:
+        with RandomStates(torch.device("cpu")) as dice:
             whole, again = (made(range(n)) for _ in range(2))
             if dice.drew() or not all(torch.equal(x, again[place]) for place, x in whole.items()):
                 return False

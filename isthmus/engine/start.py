@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +34,10 @@ def warm_start(
     x, y = public
     validate.check(len(x) == len(y) > 0, "public", (len(x), len(y)), "give as many labels as examples, at least one")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    validate.check(
-        bool(trained),
-        "module",
-        type(module).__name__,
-        "call warm_start before make_private: nothing of the module is trainable",
-    )
-    device = trained[0].device
-    x, y = x.to(device), y.to(device)
-    optimizer: Any = torch.optim.SGD(trained, lr=lr, momentum=momentum)
+    remedy = "call warm_start before make_private: nothing of the module is trainable"
+    validate.check(bool(trained), "module", type(module).__name__, remedy)
+    x, y = x.to(trained[0].device), y.to(trained[0].device)
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum)
     for _ in range(steps):
         optimizer.zero_grad()
         criterion(module(x), y).backward()

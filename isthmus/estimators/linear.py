@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.filling import algorithm_of
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import ClassCounts, SumPurchase, TargetRange, buying, scaled_targets, target_map
+from isthmus.algorithms.suggest import algorithm_of
 from isthmus.base import notebook, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.base.parallel import one_thread

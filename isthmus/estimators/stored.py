@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.filling import find
+from isthmus.algorithms.suggest import find
 from isthmus.base import class_registry, storage, validate
 from isthmus.core.wire import State
 from isthmus.objectives import LinearModel

@@ -146,16 +146,14 @@ def _joined(
     tl.store(out + row * step + column, (total * scale).to(tl.float32), mask=inside)
 
 
-def _compiled(kernel: Callable[..., object], *changing: str) -> _Kernel:
-    """A function for the GPU, compiled when it is first called there, once for all values of what changes."""
-    return _Kernel(triton and triton.jit(kernel, do_not_specialize=list(changing)))
-
-
 class _Kernel:
-    """A kernel that says what it is given (see `recording.reads`): kernel[blocks](...)."""
+    """A function for the GPU, kernel[blocks](...), which says what it is given (see `recording.reads`).
 
-    def __init__(self, launcher: Any) -> None:
-        self.launcher = launcher
+    It is compiled when it is first called there, once for all values of what changes.
+    """
+
+    def __init__(self, kernel: Callable[..., object], *changing: str) -> None:
+        self.launcher: Any = triton and triton.jit(kernel, do_not_specialize=list(changing))
 
     def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
         def launch(*operands: object, **options: object) -> None:
@@ -165,13 +163,13 @@ class _Kernel:
         return launch
 
 
-_slab_sum_there = _compiled(_slab_sum, "n")
-_square_sums_there = _compiled(_square_sums)
-_row_norms_there = _compiled(_row_norms)
-_column_sums_there = _compiled(_column_sums, "n")
-_norm_sums_there = _compiled(_norm_sums)
-_digits_there = _compiled(_digits)
-_joined_there = _compiled(_joined)
+_slab_sum_there = _Kernel(_slab_sum, "n")
+_square_sums_there = _Kernel(_square_sums)
+_row_norms_there = _Kernel(_row_norms)
+_column_sums_there = _Kernel(_column_sums, "n")
+_norm_sums_there = _Kernel(_norm_sums)
+_digits_there = _Kernel(_digits)
+_joined_there = _Kernel(_joined)
 
 
 @cache

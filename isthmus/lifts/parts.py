@@ -97,8 +97,14 @@ class Lift(Protocol):
     def __call__(self, sketch: Sketch, y: Tensor, w: Any, eta: Step) -> Lifted | None: ...
 
 
+class _CodeLift(Lift):
+    """A lift of the code alone, whatever the iterate is."""
+
+    reads_w: ClassVar[bool] = False
+
+
 @dataclass(frozen=True)
-class Adjoint(Lift):
+class Adjoint(_CodeLift):
     """Phi' y: for any sketch.
 
     >>> import torch
@@ -107,15 +113,13 @@ class Adjoint(Lift):
     torch.Size([4])
     """
 
-    reads_w: ClassVar[bool] = False
-
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
         return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
 
 
 @dataclass(frozen=True)
-class Pinv(Lift):
+class Pinv(_CodeLift):
     """Phi^+ y: for tight sketches; Phi^+ Phi is an orthogonal projector.
 
     >>> import torch
@@ -124,8 +128,6 @@ class Pinv(Lift):
     >>> bool(torch.allclose(Pinv()(sketch, sketch.forward(g), g, 0.1).direction, g))
     True
     """
-
-    reads_w: ClassVar[bool] = False
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
@@ -143,7 +145,7 @@ class Pinv(Lift):
 
 
 @dataclass(frozen=True)
-class Unbiased(Lift):
+class Unbiased(_CodeLift):
     """Phi^+ y / coverage: its mean over the sketch is the gradient itself; for tight sketches.
 
     >>> import torch
@@ -154,8 +156,6 @@ class Unbiased(Lift):
     >>> sorted(Unbiased()(Blocks(2).draw(4), y, torch.zeros(4), 0.1).stretch.tolist())  # I_S P^-1 of one block of two
     [0.0, 0.0, 2.0, 2.0]
     """
-
-    reads_w: ClassVar[bool] = False
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
@@ -213,10 +213,8 @@ class ProjectAndLift(Lift):
 
 
 @dataclass(frozen=True)
-class ModuleLift(Lift):
+class ModuleLift(_CodeLift):
     """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
-
-    reads_w: ClassVar[bool] = False
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
@@ -330,7 +328,7 @@ def _least_squares(columns: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CoSaMP(Lift):
+class CoSaMP(_CodeLift):
     """The k-sparse decode of y (`isthmus.lifts.cosamp`).
 
     >>> import torch
@@ -341,7 +339,6 @@ class CoSaMP(Lift):
 
     k: int
     iterations: int | None = None
-    reads_w: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k)
@@ -354,14 +351,12 @@ class CoSaMP(Lift):
 
 
 @dataclass(frozen=True)
-class Discard(Lift):
+class Discard(_CodeLift):
     """No direction: for releases that only feed an adaptive clip.
 
     >>> Discard()(None, None, None, 0.1) is None
     True
     """
-
-    reads_w: ClassVar[bool] = False
 
     def __call__(self, sketch: Sketch | None, y: Tensor | None, w: Tensor | None, eta: Step) -> None:
         """Drop a code."""
@@ -380,7 +375,7 @@ Memory = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class HeavyHitters(Lift):
+class HeavyHitters(_CodeLift):
     """The k largest coordinates of all that has not been applied, with a memory in the sketch domain.
 
     >>> import torch
@@ -394,7 +389,6 @@ class HeavyHitters(Lift):
 
     k: int
     momentum: float = 0.0
-    reads_w: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k)

@@ -82,7 +82,8 @@ class _Recurrent(nn.Module):
         if self.bias:
             kinds.append("bias")
         ends = [f"l{layer}{end}" for layer in range(self.num_layers) for end in self._ends()]
-        return [[getattr(self, f"{kind}_{part}_{end}") for kind in kinds for part in ("ih", "hh")] for end in ends]
+        pairs = [(self.get_submodule(f"ih_{end}"), self.get_submodule(f"hh_{end}")) for end in ends]
+        return [[linear.get_parameter(kind) for kind in kinds for linear in pair] for pair in pairs]
 
     def cell(self, projected: Tensor, recurrent: nn.Module, state: State) -> State:
         """The next state from the projected input of a step and the state before it."""
@@ -127,7 +128,7 @@ class _Recurrent(nn.Module):
         self, end: str, x: Tensor, state: State, mask: Tensor | None, backwards: bool
     ) -> tuple[Tensor, State]:
         """One layer in one direction; a sequence that has ended (or not begun) keeps its state."""
-        projected, recurrent = getattr(self, f"ih_{end}")(x).unbind(0), getattr(self, f"hh_{end}")
+        projected, recurrent = self.get_submodule(f"ih_{end}")(x).unbind(0), self.get_submodule(f"hh_{end}")
         outputs: list[Tensor] = [x] * len(projected)
         for t in sorted(range(len(projected)), reverse=backwards):
             new = self.cell(projected[t], recurrent, state)
@@ -159,7 +160,7 @@ class _Recurrent(nn.Module):
         kind, _, part = name.partition("_")
         modules = self.__dict__.get("_modules", {})
         if kind in ("weight", "bias") and part in modules:
-            return getattr(modules[part], kind)
+            return modules[part].get_parameter(kind)
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:

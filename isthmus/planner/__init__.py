@@ -18,9 +18,9 @@ import torch
 
 from isthmus.algorithms import KNOWN
 from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
-from isthmus.algorithms.filling import Algorithm, Choice, Refusal, Variant, algorithm_of
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
 from isthmus.algorithms.private import preferred
+from isthmus.algorithms.suggest import Algorithm, Choice, Refusal, Variant, algorithm_of
 from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
@@ -381,12 +381,12 @@ def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: di
     """The fillings that were asked for, or of all algorithms that are planned without being named."""
     if asked is None:
         for known in KNOWN.values():
-            if known.private != facts.private or known.like is not None or not known.fillings:
+            if known.private != facts.private or known.like is not None or not known.suggestions:
                 continue
             if known.left_out:
                 refused[known.name] = known.left_out
             else:
-                yield from known.fillings
+                yield from known.suggestions
         return
     if isinstance(asked, (str, Algorithm)) or callable(asked):
         asked = [asked]
@@ -407,10 +407,10 @@ def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: di
 def _named(request: _Asked) -> tuple[Algorithm[...], tuple[Variant, ...]]:
     """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
     if not isinstance(request, str):
-        return algorithm_of(request), algorithm_of(request).fillings
+        return algorithm_of(request), algorithm_of(request).suggestions
     named, found = KNOWN.get(request.split(" ")[0]), list[Variant]()
     if named is not None:
-        found = [filling for filling in named.fillings if request in (named.name, filling.name)]
+        found = [filling for filling in named.suggestions if request in (named.name, filling.name)]
     if named is None or not (found or request == named.name):
         validate.refuse("algorithms", request, f"choose from {sorted(KNOWN)}, or give an algorithm")
     return named, tuple(found)

@@ -132,12 +132,8 @@ class Scaled(View):
             parts = [matrix.margins(rows, wide) for _, _, rows in self.chunks()]
             return torch.cat([wide.new_zeros(0, *wide.shape[1:]), *parts]).to(w.dtype)
         z = _rows(self.r, matrix.margins(self.X, _rows(self.weight, wide[: self.weight.shape[0]])))
-        for u, moved in zip(self.U.unbind(1), (self.B @ wide).unbind(0), strict=True):
-            # entry by entry: a product rounds a row by its place
-            if wide.ndim == 1:
-                z += u * moved
-            else:
-                z += torch.outer(u, moved)
+        for u, moved in zip(self.U.unbind(1), self.B @ wide, strict=True):
+            z += _rows(u, moved.expand_as(z))  # entry by entry: a product rounds a row by its place
         return z.to(w.dtype)
 
     def transposed_times(self, v: Tensor) -> Tensor:
@@ -235,7 +231,8 @@ class Scaled(View):
         """
         d = self.shape[1]
         total = matrix.Total((d, d), exact=self.shape[0] > MANY)
-        c = torch.ones(self.shape[0], dtype=torch.float64) if c is None else c
+        if c is None:
+            c = torch.ones(self.shape[0], dtype=torch.float64)
         if self._csr is None:
             for lo, hi, rows in self.chunks():
                 total.add_product(rows * c[lo:hi, None], rows)
@@ -263,14 +260,12 @@ class Scaled(View):
         if (rows := self._csr) is not None:
             return matrix.row_norms(rows) * slack
         parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
-        return torch.from_numpy(np.concatenate([np.zeros(0), *parts])) + self._cancelled()
-
-    def _cancelled(self) -> Tensor:
-        """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
-        if not self.centred:
-            return torch.zeros_like(self.r)
-        # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
-        return self._shifts() * 2.0**-48
+        norms = torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
+        if self.centred:
+            # What rounding may have hidden in the entries of a row, whose parts can be longer than it is:
+            # |r x * weight| <= |row| + |U B|, so that what cancelled is at most twice the second.
+            norms += self._shifts() * 2.0**-48
+        return norms
 
     def _shifts(self) -> Tensor:
         """|U_i| (||B_1||, ..., ||B_k||): what the maps have added to each row, at most."""
@@ -314,13 +309,10 @@ class RowMap:
         factor = (self.limit or 1.0) / (length * whole * UP)
         constant = torch.tensor(bias / whole, dtype=torch.float64)
         upper = (torch.hypot(view.upper * factor, constant) * UP).clamp(max=1.0)
-        U, B, r = view.U * factor[:, None], view.B, view.r * factor
+        seen = replace(view, r=view.r * factor, U=view.U * factor[:, None])
         if bias:
-            bias /= whole * UP
-            U = torch.cat([U, torch.ones(len(U), 1, dtype=torch.float64)], 1)
-            B = torch.nn.functional.pad(B, (0, 1, 0, 1))
-            B[-1, -1] = bias
-        return Scaled(view.X, view.weight, r, U, B, upper, view.far, True, bias, self._reach(whole))
+            seen = seen.with_constant(bias / (whole * UP))
+        return replace(seen, _upper=upper, unit=True, reach=self._reach(whole))
 
     def _reach(self, whole: float) -> float:
         """A bound of the entries: that of their ranges, or of the row."""
@@ -340,12 +332,9 @@ class RowMap:
 
     def _columns(self, p: int | None) -> tuple[Tensor, Tensor]:
         """The shift and the weight of the first p columns: 0 and 1 where there are none."""
-        shift, weight = torch.zeros(p or 1, dtype=torch.float64), torch.ones(p or 1, dtype=torch.float64)
-        if self.shift is not None:
-            shift = self.shift.double()[:p]
-        if self.weight is not None:
-            weight = self.weight.double()[:p]
-        return shift, weight
+        none = torch.zeros(p or 1, dtype=torch.float64)
+        shift = none if self.shift is None else self.shift.double()[:p]
+        return shift, none + 1 if self.weight is None else self.weight.double()[:p]
 
     def _features(self, base: Scaled) -> Scaled:
         """(x - shift) * weight, without the constant column."""
@@ -465,4 +454,4 @@ def _without(X: Stored | Streamed, rows: Tensor) -> Stored | Streamed:
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:
     """diag(factors) values."""
-    return factors * values if values.ndim == 1 else factors[:, None] * values
+    return factors.view(-1, *[1] * (values.ndim - 1)) * values

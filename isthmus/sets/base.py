@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -92,6 +92,12 @@ class ConvexSet(ABC):
     """The dimension d the set is tied to, or None when any dimension goes."""
     matrix_shape: tuple[int, int] | None = None
     """(p, q) for a set of matrices, else None."""
+    _written: ClassVar[frozenset[str]] = frozenset()
+    """What a class and its parents below this one define."""
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        cls._written = frozenset().union(*(vars(kind) for kind in cls.__mro__ if kind not in ConvexSet.__mro__))
 
     def can(self, operation: str) -> bool:
         """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
@@ -266,7 +272,7 @@ class ConvexSet(ABC):
         if not self.bounded and operation in _NEED_BOUNDED:
             return "the set is unbounded; give it a radius or use a bounded set"
         formulas = _FORMULAS.get(operation, ("_project",))
-        if all(getattr(type(self), name) is getattr(ConvexSet, name) for name in formulas):
+        if self._written.isdisjoint(formulas):
             return f"its class has no formula for it; write {formulas[0]}, or use a set that has one"
         return None
 

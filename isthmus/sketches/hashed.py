@@ -414,10 +414,10 @@ class _BalancedMap(_HashedMap):
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
-        if not self._keeps:
+        if not self._is_short(v):
             return super().forward(v)
         base._check_vector(self, v, "v", self.d)
-        both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
+        both = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets, v)
         code = both[: self.m] - both[self.m :]
         if self.d % self.m == 0:  # all buckets are equally long, and every scale is 1
             return code
@@ -425,11 +425,11 @@ class _BalancedMap(_HashedMap):
 
     def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         """Phi' y in columns start..stop-1; a short map reads from y and -y."""
-        if not self._keeps:
+        if not self._is_short(y):
             return super()._adjoint(y, start, stop)
         base._check_vector(self, y, "y", self.m)
         signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
-        places = self._signed_buckets(y.device)
+        places = self._signed_buckets
         if stop - start < self.d:
             places = places[start:stop]
         return signed.index_select(0, places)
@@ -438,18 +438,17 @@ class _BalancedMap(_HashedMap):
         """The scales of the rows, and those of columns of sign -1: 2 x m."""
         return self._memo.tensor("both", lambda: torch.stack([self.scale, -self.scale]), like.device, like.dtype)
 
-    def _signed_buckets(self, device: torch.device) -> Tensor:
-        """h(j), plus m where the sign is -1; kept for the round."""
-        return self._memo.keep(("signed", device), lambda: self._make_signed_buckets(device))
+    def _is_short(self, like: Tensor) -> bool:
+        """Whether one table of signed buckets serves: elsewhere it costs more to make than it saves in a round."""
+        return like.device.type == "cpu" and self._keeps and _next_prime(self.d) < SHORT
 
-    def _make_signed_buckets(self, device: torch.device) -> Tensor:
-        if device.type == "cpu" and _next_prime(self.d) < SHORT:
-            if self._ahead is not None:
-                return torch.from_numpy(self._ahead().astype(np.int64))
-            key, d, m = self._made_of
-            return torch.from_numpy(_signed_tables([key], d, m)[0].astype(np.int64))
-        bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
-        return torch.where(sign < 0, bucket + self.m, bucket)
+    @cached_property
+    def _signed_buckets(self) -> Tensor:
+        """h(j), plus m where the sign is -1, of a short map."""
+        if self._ahead is not None:
+            return torch.from_numpy(self._ahead().astype(np.int64))
+        key, d, m = self._made_of
+        return torch.from_numpy(_signed_tables([key], d, m)[0].astype(np.int64))
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Balanced buckets and signs, 1 x (hi - lo)."""

@@ -121,12 +121,9 @@ class SelectionMap(base.Sketch):
         """The part of one leaf, as a map of its own."""
         if len(self.space.leaves) == 1:
             return self
-        return self._memo.keep(("one", name), lambda: self._make_single(name))
-
-    def _make_single(self, name: str) -> SelectionMap:
-        where = self.space.slice(name)
+        where, own = self.space.slice(name), Space.of({name: self.space.shape(name)})
         local = self._inside(where.start, where.stop)[1]
-        return SelectionMap(Space.of({name: self.space.shape(name)}), local, self.scale, 1.0)
+        return self._memo.keep(("one", name), lambda: SelectionMap(own, local, self.scale, 1.0))
 
     def _inside(self, lo: int, hi: int) -> tuple[slice, Tensor]:
         """Which codes columns lo..hi-1 feed, and from which of them; the search runs on the CPU."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
@@ -20,7 +19,7 @@ from isthmus.base import validate
 Check = Callable[..., None]
 
 _RANGES: dict[Check, str] = {
-    validate.positive: "accuracy batch beta bound code_bound constant curvature diameter epsilon gap gradient_bound "
+    validate.positive: "accuracy batch beta bound constant curvature diameter epsilon gap gradient_bound "
     "lipschitz margin radius scale slope smoothness step strong_convexity threshold total width",
     validate.non_negative: "between bias chi complexity deviation level noise optimisation power projection residual "
     "ridge sigma stability",
@@ -191,31 +190,17 @@ class _Stationary(_Smooth, total=False):
     failure: float
 
 
-def _stationary(
+def stationary_schedule(
     accuracy: float,
-    code_bound: Callable[[int], float],
-    gradient_bound: float,
-    noise: float,
     *,
     smoothness: float,
     diameter: float,
+    gradient_bound: float,
+    noise: float,
     gap: float,
     failure: float = 0.1,
     constant: float = 1.0,
-) -> Schedule:
-    """Theorem 2.4; `code_bound` of so many clients takes the place of the first G (Corollary D.2, part 4)."""
-    check_arguments(locals(), code_bound=None)
-    speed = gradient_bound + smoothness * diameter
-    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
-    batch = constant * max(1.0, needed**2) / failure
-    rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
-    bound = code_bound(round_up(batch))
-    beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
-    return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
-
-
-def stationary_schedule(
-    accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Stationary]
+    chi: float | None = None,
 ) -> Schedule:
     """The rules of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
 
@@ -227,11 +212,20 @@ def stationary_schedule(
     (1 - rho)^2.  For the proof's inequality (10) at its own beta the constant of b is at least (64/7)^2 rho; that of
     T is 8 (the proof's line on E[T] inverts mu alpha^2 / 8; the next line is right).
 
+    chi  that of codes, whose bound at so many clients then takes the place of the first G (Corollary D.2, part 4)
+
     >>> plan = stationary_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, gap=0.5)
     >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
     (1.0, 0.00390625, 10, 20, 0.5)
     """
-    return _stationary(accuracy, lambda clients: gradient_bound, gradient_bound, noise, **problem)
+    check_arguments(locals(), chi=None)
+    speed = gradient_bound + smoothness * diameter
+    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
+    batch = constant * max(1.0, needed**2) / failure
+    rounds = constant * gap * speed**2 / (smoothness * accuracy**2 * failure)
+    bound = _code_bound(gradient_bound, chi, batch)
+    beta = min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
+    return Schedule(Rule(1 / smoothness), Rule(beta), Rule(batch), max(1, round_up(rounds)), accuracy / speed)
 
 
 def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Stationary]) -> Schedule:
@@ -248,26 +242,17 @@ def private_stationary_schedule(accuracy: float, *, lipschitz: float, **problem:
     return replace(plan, batch=Rule(1.0))
 
 
-def _mapping(
+def mapping_schedule(
     accuracy: float,
-    code_bound: Callable[[int], float],
-    noise: float,
     *,
     smoothness: float,
     diameter: float,
+    gradient_bound: float,
+    noise: float,
     gap: float,
     constant: float = 1.0,
+    chi: float | None = None,
 ) -> Schedule:
-    """Theorem B.5; `code_bound` of so many clients takes the place of G (Corollary D.2, part 5)."""
-    check_arguments(locals(), code_bound=None)
-    plain = (noise / accuracy) ** 2
-    batch = constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
-    beta = min(0.25, accuracy**2 / (smoothness * code_bound(round_up(batch)) * diameter))
-    rounds = max(1, round_up(constant * smoothness * gap / accuracy**2))
-    return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
-
-
-def mapping_schedule(accuracy: float, *, gradient_bound: float, noise: float, **problem: Unpack[_Smooth]) -> Schedule:
     """The rules of Theorem B.5, paper 001; batch and T up to a constant.
 
         eta = 1/(2 mu)      beta = min(1/4, alpha^2 / (mu G ||C||))
@@ -275,12 +260,18 @@ def mapping_schedule(accuracy: float, *, gradient_bound: float, noise: float, **
 
     The output is one of w_1..w_T at random; its compressed gradient mapping is at most alpha in expectation.
 
+    chi  that of codes, whose bound at so many clients then takes the place of G (Corollary D.2, part 5)
+
     >>> plan = mapping_schedule(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0)
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
     (0.25, 0.1, 1, 8)
     """
-    validate.positive(gradient_bound=gradient_bound)
-    return _mapping(accuracy, lambda clients: gradient_bound, noise, **problem)
+    check_arguments(locals(), chi=None)
+    plain = (noise / accuracy) ** 2
+    batch = constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
+    beta = min(0.25, accuracy**2 / (smoothness * _code_bound(gradient_bound, chi, batch) * diameter))
+    rounds = max(1, round_up(constant * smoothness * gap / accuracy**2))
+    return Schedule(Rule(1 / (2 * smoothness)), Rule(beta), Rule(batch), rounds)
 
 
 def private_mapping_schedule(accuracy: float, *, lipschitz: float, **problem: Unpack[_Smooth]) -> Schedule:
@@ -293,7 +284,7 @@ def private_mapping_schedule(accuracy: float, *, lipschitz: float, **problem: Un
     (0.25, 0.1, 8)
     """
     validate.positive(lipschitz=lipschitz)
-    plan = _mapping(accuracy, lambda clients: lipschitz, 0.0, **problem)
+    plan = mapping_schedule(accuracy, gradient_bound=lipschitz, noise=0.0, **problem)
     return replace(plan, batch=Rule(1.0))
 
 
@@ -362,8 +353,11 @@ def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1)
     return 2 * gradient_bound**2 * (chi / clients + 1)
 
 
-def _code_bound(gradient_bound: float, chi: float, clients: int) -> float:
-    return math.sqrt(aggregate_second_moment(gradient_bound, chi, clients))
+def _code_bound(gradient_bound: float, chi: float | None, clients: float) -> float:
+    """G, or G' of the codes of so many clients, before rounding up."""
+    if chi is None:
+        return gradient_bound
+    return math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
 
 
 def aggregate_variance(gradient_bound: float, chi: float, noise: float, between: float, clients: int = 1) -> float:
@@ -407,8 +401,7 @@ def distributed_stationary_schedule(
     (2, 2, 10240)
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
-    code_bound = partial(_code_bound, gradient_bound, chi)
-    return _stationary(accuracy, code_bound, gradient_bound, spread, **problem)
+    return stationary_schedule(accuracy, gradient_bound=gradient_bound, noise=spread, chi=chi, **problem)
 
 
 def distributed_mapping_schedule(
@@ -425,8 +418,7 @@ def distributed_mapping_schedule(
     (64, 3, 129)
     """
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
-    code_bound = partial(_code_bound, gradient_bound, chi)
-    return _mapping(accuracy, code_bound, spread, **problem)
+    return mapping_schedule(accuracy, gradient_bound=gradient_bound, noise=spread, chi=chi, **problem)
 
 
 # ---------------------------------------------------------------- steps and T by goal
@@ -543,9 +535,7 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
     (16, 0.25, 0.25, 0.5)
     """
     check_arguments(locals(), rounds=None)
-    T = n**2
-    if rounds is not None:
-        T = rounds
+    T = n**2 if rounds is None else rounds
     validate.positive_int(rounds=T)
     return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
 
@@ -635,8 +625,9 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     array([0.42857143, 0.57142857])
     """
     smooth = _positive("smoothness", smoothness)
-    parts = subsets("single" if blocks is None else "block", smooth.size, blocks)
-    largest = np.array([smooth[block].max() for block in parts])
+    largest = smooth
+    if blocks is not None:
+        largest = np.array([smooth[block].max() for block in cover(blocks, smooth.size)])
     return np.asarray(largest / largest.sum())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from isthmus import Logistic
+from isthmus import Logistic, algorithms
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Round, bind_stage, close_stage, contribute, start
 from isthmus.core.wire import Keys
@@ -27,6 +27,13 @@ def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> L
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.5, "step": 1.0, "n": "exact"}
 
+RECIPES: dict[str, Any] = {
+    "dp_sgd": lambda **o: algorithms.dp_sgd(batch_size=60, **(COMMON | o)),
+    "dp_gd": lambda **o: algorithms.dp_gd(**(COMMON | o)),
+    "priv_sgd": lambda **o: algorithms.priv_sgd(m=10, **(COMMON | o)),
+    "dp_comp_minibatch": lambda **o: algorithms.dp_comp_minibatch(m=10, batch_size=60, **(COMMON | o)),
+}
+
 
 def build(recipe: Any, objective: Any, constraint: Any, steps: int) -> Pipeline:
     facts = (constraint, objective.penalty, objective.space, objective.n, steps, None)
@@ -40,7 +47,7 @@ def one_release(pipe: Pipeline, objective: Any, noise: Any, w: torch.Tensor | No
 
 def releases(pipe: Pipeline, objective: Any, noises: Iterable[Any], w: torch.Tensor | None = None) -> Iterator[Any]:
     """The same for each source of noise: the records of round 0 are looked at once, and their message copied."""
-    state = start(pipe, torch.zeros(objective.d, dtype=torch.float64) if w is None else w)
+    state = start(pipe, torch.zeros(objective.space.d, dtype=torch.float64) if w is None else w)
     round = Round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from private_cases import COMMON, build, problem
+from private_cases import COMMON, build, one_release, problem
 
 import isthmus
 from isthmus import L2Ball, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
-from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, bind_stage, contribute, no_public
-from isthmus.core.wire import Keys, State
+from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.gradients import Dense, Outer
-from isthmus.parts import Client, Full
+from isthmus.parts import Full
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
 from isthmus.privacy.accounting import Adjacency
@@ -114,13 +113,9 @@ class Vectors:
         return float(self.values.mean(0) @ w)
 
 
-def released(pipe: Any, objective: Any, seed: int = 7) -> Any:
+def released(pipe: Any, objective: Any) -> Any:
     """What one round hands to the mechanism."""
-    state, stage = State(w=torch.zeros(objective.space.d, dtype=torch.float64)), pipe.stages[0]
-    round = Round(pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=no_public)
-    bind_stage(round, stage)
-    keys = Keys(0, SeededSource(seed))
-    return contribute(round, stage, Client("0", objective), keys).values["gradient"]
+    return one_release(pipe, objective, SeededSource(7))[0].values["gradient"]
 
 
 def micro(adjacency: str, n: int, d: int, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import beta, binom, norm
 
 from isthmus import InvalidInput, algorithms
-from isthmus.algorithms.filling import Algorithm
+from isthmus.algorithms.suggest import Algorithm
 from isthmus.audit import AuditReport, Pair, attack, clopper_pearson, epsilon_from_counts, known_bad, suite, worst_pair
 from isthmus.audit.distinguish import scores
 from isthmus.base.space import Space

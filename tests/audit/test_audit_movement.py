@@ -139,21 +139,20 @@ def test_linear_records_have_the_gradients_they_are_given() -> None:
     assert f.on(rows[:1]).n == 1
 
 
-def test_bad_input_is_refused() -> None:
-    plain = Pipeline([Stage(FullBatch())], lambda t: 0.1)
-    with pytest.raises(InvalidInput, match="private pipeline"):
-        worst_pair(plain, 3, 4)
-    with pytest.raises(InvalidInput, match="at least 2"):
-        worst_pair(private(), 3, 1)
-    with pytest.raises(InvalidInput, match="private pipeline"):
-        known_bad.halved(plain)
-    with pytest.raises(InvalidInput, match="adding or removing"):
-        movement(private(), Pair("swap", torch.zeros(2, 3), torch.ones(3), -torch.ones(3)))
-    with pytest.raises(InvalidInput, match="right.shape"):
-        Pair("odd", torch.zeros(2, 3), torch.ones(3), torch.ones(4))
-    with pytest.raises(InvalidInput, match="common.shape"):
-        Pair("odd", torch.zeros(3), torch.ones(3), None)
-    with pytest.raises(InvalidInput, match="vectors"):
-        LinearRecords([[math.nan]])
-    with pytest.raises(InvalidInput, match="vectors.shape"):
-        LinearRecords(torch.zeros(2, 3), 4)
+PLAIN = Pipeline([Stage(FullBatch())], lambda t: 0.1)
+BAD = [
+    (lambda: worst_pair(PLAIN, 3, 4), "private pipeline"),
+    (lambda: worst_pair(private(), 3, 1), "at least 2"),
+    (lambda: known_bad.halved(PLAIN), "private pipeline"),
+    (lambda: movement(private(), Pair("swap", torch.zeros(2, 3), torch.ones(3), -torch.ones(3))), "adding or removing"),
+    (lambda: Pair("odd", torch.zeros(2, 3), torch.ones(3), torch.ones(4)), "right.shape"),
+    (lambda: Pair("odd", torch.zeros(3), torch.ones(3), None), "common.shape"),
+    (lambda: LinearRecords([[math.nan]]), "vectors"),
+    (lambda: LinearRecords(torch.zeros(2, 3), 4), "vectors.shape"),
+]
+
+
+@pytest.mark.parametrize(("call", "match"), BAD)
+def test_bad_input_is_refused(call, match: str) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        call()

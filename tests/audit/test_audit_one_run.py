@@ -144,18 +144,18 @@ def test_canaries_that_are_numbers_are_unit_vectors() -> None:
     assert records.data_loss(torch.tensor([1.0, 5.0, 2.0])) == 1.5 and records.data_loss(torch.ones(3), []) == 0
 
 
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="correct"):
-        one_run_p_value(10, 5, 6, 1.0)
-    with pytest.raises(InvalidInput, match="guesses"):
-        one_run_epsilon(10, 11, 5)
-    with pytest.raises(InvalidInput, match="delta"):
-        one_run_epsilon(10, 10, 5, gaussian=True)
-    with pytest.raises(InvalidInput, match="scores.shape"):
-        one_run(lambda included: torch.zeros(3), torch.eye(4))
-    with pytest.raises(InvalidInput, match="canaries.shape"):
-        one_run(lambda included: torch.zeros(0), torch.eye(0))
-    with pytest.raises(InvalidInput, match="whole numbers"):
-        training(summed(1.0), torch.ones(3), steps=1)
-    with pytest.raises(InvalidInput, match="count"):
-        orthogonal_canaries(6, 5)
+BAD = [
+    (lambda: one_run_p_value(10, 5, 6, 1.0), "correct"),
+    (lambda: one_run_epsilon(10, 11, 5), "guesses"),
+    (lambda: one_run_epsilon(10, 10, 5, gaussian=True), "delta"),
+    (lambda: one_run(lambda included: torch.zeros(3), torch.eye(4)), "scores.shape"),
+    (lambda: one_run(lambda included: torch.zeros(0), torch.eye(0)), "canaries.shape"),
+    (lambda: training(summed(1.0), torch.ones(3), steps=1), "whole numbers"),
+    (lambda: orthogonal_canaries(6, 5), "count"),
+]
+
+
+@pytest.mark.parametrize(("call", "match"), BAD)
+def test_bad_input_is_refused(call, match: str) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        call()

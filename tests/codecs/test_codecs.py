@@ -213,7 +213,7 @@ def test_elias_codes_have_elias_lengths(code: str, rng: np.random.Generator) -> 
 def test_every_subset_is_as_likely() -> None:
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(6000):
-        chosen = tuple(codecs.sparse.subset(5, 2, seed).tolist())
+        chosen = tuple(codecs.kinds.subset(5, 2, seed).tolist())
         counts[chosen] = counts.get(chosen, 0) + 1
     assert len(counts) == 10 and max(abs(count - 600) for count in counts.values()) < 4.5 * math.sqrt(540)
 

@@ -99,13 +99,17 @@ def test_ranges_of_the_other_codecs() -> None:
     v = torch.ones(6)
     trits = TernGrad().encode(v, 0)
     for data, codec, says in [
-        (trits[:7] + b"\xf3" + trits[8:], TernGrad(), "byte of signs is above 242"),
+        (trits[:7] + b"\xf3" + trits[8:], TernGrad(), "bytes of signs hold a number of more than 242"),
         (trits[:8] + b"\x02", TernGrad(), "fill its last byte"),
-        (Int8().encode(v, 0)[:-1] + b"\xff", Int8(), "level is above 127"),
-        (Natural().encode(v, 0)[:3] + b"\xff" * 6 + b"\0", Natural(), "NaN or infinite"),
+        (Int8().encode(v, 0)[:-1] + b"\xff", Int8(), "levels hold a number of more than 254"),
+        (
+            Natural().encode(v, 0)[:3] + b"\xff" * 6 + b"\0",
+            Natural(),
+            "exponents of finite numbers hold",
+        ),
         (Natural().encode(v, 0)[:-1] + b"\x40", Natural(), "last byte are not 0"),
         (VQSGD(2).encode(v, 0), VQSGD(3), "2 corners where 3 are expected"),
-        (VQSGD(2).encode(v, 0)[:-1] + b"\xff", VQSGD(2), "corner is beyond the 12"),
+        (VQSGD(2).encode(v, 0)[:-1] + b"\xff", VQSGD(2), "corners hold a number of more than 11"),
         (RandomK(2).encode(v, 0), RandomK(2, "sent"), "way 0 and not as 'sent'"),
         (RandomK(2).encode(v, 0)[:-1] + b"\x7f", RandomK(2), "NaN or above"),
     ]:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from isthmus import InvalidInput, ModuleObjective, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.gradients import Dense
-from isthmus.gradients.layers.forward_guard import KEPT, MEAN, MIXING, PIECES, RANDOM, SHAPES, hidden, private_records
+from isthmus.gradients.layers.forward_guard import (
+    KEPT,
+    MEAN,
+    MIXING,
+    PIECES,
+    RANDOM,
+    SHAPES,
+    generators_hidden,
+    private_records,
+)
 from isthmus.objectives.base import Objective
 
 N, C = 200, 0.5
@@ -63,7 +72,7 @@ def test_masks_of_a_private_run_do_not_follow_a_known_seed(name: str) -> None:
         problem = objective(Watching(dropping(), masks))
         torch.manual_seed(0)
         minimize(problem, RECIPES[name](), steps=2, x0=problem.start(), record=None)
-        assert torch.initial_seed() == 0 and not hidden()
+        assert torch.initial_seed() == 0 and not generators_hidden()
         found.append(masks)
     assert len(found[0]) == len(found[1]) > 0
     for one, other in zip(*found, strict=True):
@@ -121,7 +130,7 @@ def test_a_generator_of_the_modules_own_is_refused_before_anything_is_released()
     problem = objective(module)
     with pytest.raises(InvalidInput, match="generators of its own"):
         minimize(problem, RECIPES["dp_gd"](), steps=2, x0=problem.start())
-    assert not hidden()
+    assert not generators_hidden()
     minimize(problem, algorithms.gd(step=0.1), steps=1, x0=problem.start())  # not private: its own business
 
 
@@ -134,7 +143,7 @@ def test_a_module_that_seeds_itself_is_refused() -> None:
     problem = objective(Seeds(*dropping()))
     with pytest.raises(InvalidInput, match="inside its forward pass"):
         minimize(problem, RECIPES["dp_gd"](), steps=2, x0=problem.start())
-    assert not hidden()
+    assert not generators_hidden()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,14 +240,6 @@ def test_principal_residual_ratio() -> None:
 # ---------------------------------------------------------------- released values
 
 
-def test_noise_to_signal_by_hand() -> None:
-    seen = diagnostics.noise_to_signal(torch.tensor([[3.0, 4.0], [0.0, 12.0]]), 4.0)
-    assert (seen.released, seen.noise, seen.m) == (13, 8, 4)
-    assert seen.signal == pytest.approx(math.sqrt(169 - 64))
-    assert seen.ratio == pytest.approx(8 / math.sqrt(105))
-    assert diagnostics.noise_to_signal(torch.ones(4), 5.0).ratio == math.inf
-
-
 def test_signal_estimate_is_unbiased_in_the_square(draws: torch.Generator) -> None:
     """E ||y||^2 - m sigma^2 = ||s||^2: right for the true sigma, wrong for 2/3 and 3/2 of it."""
     m, sigma, signal = 400, 0.5, 8.0
@@ -322,11 +316,8 @@ def test_records_draw_and_tell(name: str) -> None:
     ax.figure.canvas.draw()
 
 
-def test_importing_does_not_import_matplotlib() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, isthmus.diagnostics, isthmus.tensorboard; assert 'matplotlib' not in sys.modules"
+def test_importing_imports_neither_matplotlib_nor_tensorboard() -> None:
+    code = "import sys, isthmus.tensorboard; assert not {'matplotlib', 'torch.utils.tensorboard'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -345,7 +336,6 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: diagnostics.spectrum(normal(4, 5)), "public='Tensor'.*isthmus.gradients.Rows"),  # type: ignore[arg-type]
     (lambda: diagnostics.spectrum([(normal(4, 5), 0)]), "public='list'.*public examples"),  # type: ignore[arg-type]
     (lambda: diagnostics.spectrum(Dense(torch.zeros(0, 5))), "public.n=0"),
-    (lambda: diagnostics.eigen_gap(ROWS, 0), "k=0"),
     (lambda: diagnostics.eigen_gap(ROWS, 6), "k=6.*give at most 5, which is the dimension d"),
     (lambda: diagnostics.sorted_components(normal(4, 5)), "public.shape"),
     (lambda: diagnostics.sorted_components(torch.zeros(0)), "public.shape"),
@@ -355,7 +345,6 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: diagnostics.captured_energy(Dense(torch.zeros(2, 5)), ROWS), "public=.*zero"),
     (lambda: diagnostics.captured_energy(ROWS, Dense(normal(2, 5)), []), "ks"),
     (lambda: diagnostics.captured_energy(ROWS, Dense(normal(2, 5)), [0]), "k=0"),
-    (lambda: diagnostics.captured_energy(ROWS, Dense(normal(2, 5)), [6]), "k=6"),
     (lambda: diagnostics.captured_energy(ROWS, Dense(normal(2, 5)), [1]).at(2), "k=2"),
     (lambda: diagnostics.choose_k(diagnostics.captured_energy(ROWS, Dense(normal(2, 5))), 1.5), "share"),
     (lambda: diagnostics.principal_angles(2 * V, V), "V=.*orthonormal"),

@@ -169,41 +169,25 @@ def test_the_file_is_tensors_and_json_and_nothing_else(tmp_path: Path) -> None:
     assert own <= set(header)
 
 
-def spoil(path: Path, how: str) -> None:
-    content = path.read_bytes()
-    if how == "missing":
-        path.unlink()
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "cut":
-        path.write_bytes(content[: len(content) - 9])
-    elif how == "cut in the header":
-        path.write_bytes(content[:60])
-    elif how == "one bit":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif how == "pickle":
-        torch.save({"module": 1}, path)
-    elif how == "json":
-        path.write_text("{}")
-    elif how == "foreign tensors":
-        save_file({"a": torch.ones(2)}, path)
-    elif how == "foreign format":
-        path.write_bytes(content.replace(b"isthmus-checkpoint-2", b"isthmus-checkpoint-9"))
-    else:
-        path.write_bytes(content.replace(b"module/0.weight", b"module/0.wEight", 1))
+SPOILT: dict[str, Any] = {
+    "missing": lambda path, content: path.unlink(),
+    "empty": lambda path, content: path.write_bytes(b""),
+    "cut": lambda path, content: path.write_bytes(content[:-9]),
+    "cut in the header": lambda path, content: path.write_bytes(content[:60]),
+    "one bit": lambda path, content: path.write_bytes(content[:-1] + bytes([content[-1] ^ 1])),
+    "pickle": lambda path, content: torch.save({"module": 1}, path),
+    "json": lambda path, content: path.write_text("{}"),
+    "foreign tensors": lambda path, content: save_file({"a": torch.ones(2)}, path),
+    "foreign format": lambda path, content: path.write_bytes(content.replace(b"checkpoint-2", b"checkpoint-9")),
+    "altered": lambda path, content: path.write_bytes(content.replace(b"module/0.weight", b"module/0.wEight", 1)),
+}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        *("missing", "empty", "cut", "cut in the header", "one bit", "pickle", "json"),
-        *("foreign tensors", "foreign format", "altered"),
-    ],
-)
+@pytest.mark.parametrize("how", list(SPOILT))
 def test_other_files_are_refused_and_change_nothing(how: str, tmp_path: Path) -> None:
     path, run = tmp_path / "a", train(private(mlp(), data()), 1)
     run.engine.save_checkpoint(path=path, module=run.module)
-    spoil(path, how)
+    SPOILT[how](path, path.read_bytes())
     fresh = private(mlp(), data())
     with pytest.raises(InvalidInput, match="path"):
         fresh.engine.load_checkpoint(path=path, module=fresh.module)

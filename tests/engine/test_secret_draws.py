@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from isthmus import InvalidInput
 from isthmus.core.driver import Ticket
-from isthmus.gradients.layers.forward_guard import hidden, hide
+from isthmus.gradients.layers.forward_guard import generators_hidden, hide_generators
 
 N, WIDTH = 64, 40
 
@@ -32,17 +32,14 @@ class Functional(nn.Module):
         self.drop, self.leaky = nn.Dropout(0.5), nn.RReLU()
 
     def mask(self, h: Tensor) -> Tensor:
-        if self.way == "module":
-            return self.drop(h)
-        if self.way == "functional":
-            return F.dropout(h, 0.5, self.training)
-        if self.way == "rrelu":
-            return self.leaky(h)
-        if self.way == "rand":
-            return h * (torch.rand_like(h) < 0.5)
-        if self.way == "python":
-            return h * torch.tensor([[random.random() < 0.5 for _ in range(WIDTH)] for _ in h])
-        return h * torch.from_numpy(np.random.rand(*h.shape) < 0.5)
+        ways: dict[str, Any] = {
+            "module": lambda: self.drop(h),
+            "functional": lambda: F.dropout(h, 0.5, self.training),
+            "rrelu": lambda: self.leaky(h),
+            "rand": lambda: h * (torch.rand_like(h) < 0.5),
+            "python": lambda: h * torch.tensor([[random.random() < 0.5 for _ in range(WIDTH)] for _ in h]),
+        }
+        return ways.get(self.way, lambda: h * torch.from_numpy(np.random.rand(*h.shape) < 0.5))()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.mask(self.layer(x)))
@@ -119,7 +116,7 @@ def test_parts_called_by_themselves_are_secret_too() -> None:
         seed()
         masks.append(run.module[1](torch.ones(N, WIDTH)))
     assert not torch.equal(*masks)
-    assert torch.initial_seed() == 0 and not hidden()
+    assert torch.initial_seed() == 0 and not generators_hidden()
 
 
 class Checkpointed(nn.Module):
@@ -149,7 +146,7 @@ def test_activation_checkpointing_replays_the_secret_masks(reentrant: bool) -> N
     first, again = MASKS[-2:]  # those before were of copies that were tried out
     assert len(first) == N and torch.equal(first, again)
     assert 0.4 < float(first.double().mean()) < 0.6
-    assert not hidden()
+    assert not generators_hidden()
 
 
 def test_generators_of_a_modules_own_are_refused() -> None:
@@ -161,7 +158,7 @@ def test_generators_of_a_modules_own_are_refused() -> None:
     run.module.drop.many = [torch.Generator()]
     with pytest.raises(InvalidInput, match=r"drop.many\[0\]"):
         total(run, torch.ones(N, dtype=torch.bool))
-    assert not hidden()
+    assert not generators_hidden()
 
 
 def test_a_module_that_seeds_itself_is_refused() -> None:
@@ -190,7 +187,7 @@ def test_generators_come_back_after_a_pass_that_failed(error: type[BaseException
         total(run, torch.ones(N, dtype=torch.bool))
     run.module.fail = False
     run.engine.driver.rest()
-    assert torch.initial_seed() == 0 and not hidden()
+    assert torch.initial_seed() == 0 and not generators_hidden()
     total(run, torch.ones(N, dtype=torch.bool))
 
 
@@ -226,7 +223,7 @@ def test_augmentation_in_the_dataset_is_secret(workers: int, generator: torch.Ge
 
 def test_the_hidden_state_is_a_mersenne_twister_with_words_of_the_kernel() -> None:
     """NumPy's twister, given the same words, continues torch's stream: nothing else decides it."""
-    back = hide()
+    back = hide_generators()
     words = torch.get_rng_state().numpy()[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
     drawn = torch.randint(0, 1 << 32, (200,), dtype=torch.int64)
     back()
@@ -242,7 +239,7 @@ def test_hidden_draws_never_repeat_and_have_their_law() -> None:
     drawn = []
     for _ in range(50):
         torch.manual_seed(0)
-        back = hide()
+        back = hide_generators()
         drawn.append(torch.rand(40))
         back()
         assert torch.initial_seed() == 0

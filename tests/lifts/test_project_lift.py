@@ -90,12 +90,6 @@ def test_target_of_the_start_returns_the_start() -> None:
     assert np.array_equal(result.point, start) and result.residual == 0 and result.converged
 
 
-def test_start_outside_the_set() -> None:
-    sketch, start = CountSketch(5).draw(D), np.full(D, 3.0)
-    result = solve_lift(L2Ball(1.0), sketch, sketch.forward(torch.from_numpy(start)), start)
-    assert result.converged and np.linalg.norm(result.point) <= 1 + 1e-12
-
-
 @pytest.mark.parametrize("m", [1, D])
 @pytest.mark.parametrize("kind", ["l1", "simplex", "hull", "nuclear", "l2"])
 def test_extreme_widths(kind: str, m: int) -> None:

@@ -164,7 +164,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "training may go on": a_budget_is_a_budget,
     "layers without a rule": layers_without_a_rule_train,
     "schedulers": schedulers_are_refused,
-    "`optimizer.signal_skip_step`": lambda: compat.test_a_part_of_a_step_is_refused("signal_skip_step"),
+    "`optimizer.signal_skip_step`": lambda: compat.test_names_without_a_sound_meaning_say_why(*compat.REFUSED[0]),
     "a bound for each parameter": bounds_are_those_of_layers,
     "`ModuleValidator.fix`": compat.test_what_fix_is_given_is_done_or_refused,
     "`save_checkpoint(": compat.test_checkpoints_go_into_open_files_and_on_the_same_terms_only,

@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.filling import Variant
+from isthmus.algorithms.suggest import Variant
 
 OBJECTIVES: dict[str, Any] = {
     "logistic": Logistic,
@@ -22,7 +22,7 @@ OBJECTIVES: dict[str, Any] = {
 }
 
 
-FILLINGS: list[Variant] = [filling for made in KNOWN.values() if made.like is None for filling in made.fillings]
+FILLINGS: list[Variant] = [filling for made in KNOWN.values() if made.like is None for filling in made.suggestions]
 PRIVATE = {filling.name: filling for filling in FILLINGS if filling.of.private}
 FREE = {filling.name: filling for filling in FILLINGS if not filling.of.private}
 

@@ -60,6 +60,11 @@ def draw(name: str, seed: int = 3, t: int = 5):
     return encoder.draw(space, seed=seed, t=t)
 
 
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Drawn numbers, the same in every dtype."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
 def fingerprint(phi: torch.Tensor) -> str:
     """A hash of a matrix to 9 digits."""
     rounded = (phi * 1e9).round().to(torch.int64).contiguous()

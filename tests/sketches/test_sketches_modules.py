@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sketch_cases import CASES, draw
-from test_sketches_layers import SPACE, N, Rounds, normal, rows
+from sketch_cases import CASES, draw, normal
+from test_sketches_layers import SPACE, N, Rounds, rows
 
 from isthmus import sketches
 from isthmus.base.space import Space
@@ -146,7 +146,7 @@ def test_blocks_that_cut_a_leaf():
     torch.testing.assert_close(sketch.join(pieces).dense(), rows().dense() @ sketch.dense().T)
 
 
-@pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
+@pytest.mark.parametrize("blocks", [["nothing"], ["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
 def test_wrong_groups_are_refused(blocks):
     with pytest.raises((KeyError, ValueError), match="this space has|names of leaves or as indices"):
         sketches.Blocks(blocks).draw(SPACE)

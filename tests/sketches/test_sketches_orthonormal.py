@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from test_sketches_public_subspace import kinds, normal
+from sketch_cases import normal
+from test_sketches_public_subspace import kinds
 
 from isthmus.base.space import Space
 from isthmus.gradients import Dense, Stack

@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from safetensors.torch import load, save
+from sketch_cases import normal
 from test_sketches_devices import META, Watch, use
 from test_sketches_layers import SPACE as LAYERS
 from test_sketches_layers import Rounds as LayerRounds
@@ -31,10 +32,6 @@ from isthmus.sketches.public import SubspaceMap, _copied, _FactoredMap, _factors
 SPACE = Space.of({"table": (11, 4), "hidden": (5, 9), "conv": (3, 6), "out": (4, 6)})
 PUBLIC, N = 7, 6
 SMALL = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def places(n, positions, vocabulary, seed=0):

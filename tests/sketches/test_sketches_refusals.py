@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from isthmus import sketches
 from isthmus.sketches.hashed import Buckets
@@ -72,14 +71,3 @@ def test_unknown_norms_are_refused():
     for encoder in (sketches.CountSketch(3), sketches.Coordinates(3), sketches.GaussianSketch(3)):
         with pytest.raises(ValueError, match="ord"):
             encoder.draw(10).gain(3)
-
-
-def test_unknown_leaf_is_named():
-    with pytest.raises(KeyError, match="this space has"):
-        sketches.Blocks(["nothing"]).draw(3)
-
-
-def test_maps_do_not_keep_a_rejected_vector():
-    sketch = sketches.CountSketch(3).draw(10)
-    with pytest.raises(ValueError, match="give vectors"):
-        sketch.forward(torch.zeros(10, 1))

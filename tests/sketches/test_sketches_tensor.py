@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import scipy.sparse as sp
 import torch
+from sketch_cases import normal
 
 from isthmus.base.space import Space
 from isthmus.sketches import CountSketch, TensorSketch, base
@@ -12,10 +13,6 @@ from isthmus.sketches.hashed import _counts, _layout
 
 SPACE = Space.of({"hidden": (5, 8), "bias": (7,), "tall": (9, 1), "out": (1, 6)})
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 6), (6, 4), (3, 17), (1, 9), (9, 1)])

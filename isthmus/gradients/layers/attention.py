@@ -13,7 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.layers import rules
-from isthmus.gradients.layers.operations import _Shared, _Unseen
+from isthmus.gradients.layers.operations import _SharedTensor, _Unseen
 from isthmus.gradients.rows import Dense
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
 
         def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
             for x in (query, key, value):
-                if isinstance(x, _Shared):
+                if isinstance(x, _SharedTensor):
                     raise _Unseen(x, f"is what layer {self.name!r} attends to or asks for all examples at once")
             with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
                 return self._attend(layers, query, key, value, *args, **kwargs)

@@ -47,7 +47,7 @@ from isthmus.base import validate
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs
 
 if TYPE_CHECKING:
-    from isthmus.gradients.layers.trial import Between
+    from isthmus.gradients.layers.trial import LoopRecorder
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
@@ -59,20 +59,22 @@ _WORDS = slice(24, 24 + 2 * _KEY)
 """The words of the Mersenne twister in the state of torch's generator on the CPU, one in every eight bytes."""
 
 
-def hidden() -> bool:
+def generators_hidden() -> bool:
     """Whether torch's generator is in a hidden state, also where one is replayed (activation checkpointing)."""
     return torch.default_generator.initial_seed() == _MARK
 
 
-def hide(devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bool = True) -> Callable[[], None]:
+def hide_generators(
+    devices: Iterable[torch.device] = (), by_place: bool = True, wanted: bool = True
+) -> Callable[[], None]:
     """Set every global generator to a state nobody knows; returns what brings the old states back.
 
     Nothing happens where it is not wanted, or they are hidden already.  `by_place` says that whatever is drawn
     meanwhile is drawn by the place in a batch, which a replay has to know.
 
     >>> _ = torch.manual_seed(0)
-    >>> back = hide()
-    >>> hidden()
+    >>> back = hide_generators()
+    >>> generators_hidden()
     True
     >>> one = torch.rand(4)
     >>> back()
@@ -141,7 +143,7 @@ def present() -> _PrivateRecords | None:
 
     >>> present()
     >>> with private_records(secret=True):
-    ...     present().secret, hidden()
+    ...     present().secret, generators_hidden()
     (True, True)
     """
     return _PRESENT.get()
@@ -151,7 +153,7 @@ def present() -> _PrivateRecords | None:
 def private_records(secret: bool, cut: bool = False) -> Iterator[None]:
     """Stands around whatever is computed from one batch of private records."""
     places = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    back = hide([torch.device("cuda", place) for place in places], wanted=secret)
+    back = hide_generators([torch.device("cuda", place) for place in places], wanted=secret)
     token = _PRESENT.set(_PrivateRecords(secret, cut))
     try:
         yield
@@ -169,7 +171,7 @@ _DEFAULT = torch.Generator().initial_seed()
 def public_state() -> bytes:
     """The state of torch's generator on the host where its seed may be known; nothing while it is hidden.
 
-    >>> back = hide()
+    >>> back = hide_generators()
     >>> public_state()
     b''
     >>> back()
@@ -185,10 +187,10 @@ def first_state() -> bytes:
     return torch.Generator().manual_seed(torch.default_generator.initial_seed()).get_state().numpy().tobytes()
 
 
-class Dice:
+class RandomStates:
     """The global random generators of torch, numpy and Python: `rewind` makes them draw the same again.
 
-    >>> with Dice(torch.device("cpu")) as dice:
+    >>> with RandomStates(torch.device("cpu")) as dice:
     ...     a = torch.rand(1)
     ...     dice.rewind()
     ...     bool(torch.rand(1) == a), dice.drew()
@@ -232,18 +234,18 @@ def _host_draws() -> tuple[bytes, object, object]:
 # ---------------------------------------------------------------- what a module holds
 
 
-_Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
+_Snapshot = dict[str, tuple[Tensor, int, int, Tensor | None]]
 """Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
 _LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
 _OWN = frozenset(vars(nn.Module()))
-Things = dict[str, Tensor | torch.Generator]
+HeldTensors = dict[str, Tensor | torch.Generator]
 """Tensors and generators by name."""
 
 
-def things(module: nn.Module) -> Things:
+def held_tensors(module: nn.Module) -> HeldTensors:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
-    by_name: Things = {}
+    by_name: HeldTensors = {}
     for path, layer in module.named_modules():
         own, before = vars(layer), ""
         if path:
@@ -270,7 +272,7 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | ((x != x) & (y != y))).all())
 
 
-def _moved(present: Things, before: _Held) -> list[str]:
+def _changed_names(present: HeldTensors, before: _Snapshot) -> list[str]:
     """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
     names = []
     for name, x in present.items():
@@ -289,7 +291,7 @@ def _moved(present: Things, before: _Held) -> list[str]:
     return names
 
 
-def check_public_draws(present: Things) -> None:
+def check_public_draws(present: HeldTensors) -> None:
     """Refuse generators of a module's own: whoever knows their seed knows its masks."""
     own = [name for name, x in present.items() if isinstance(x, torch.Generator)]
     if own:
@@ -312,10 +314,10 @@ class Guard:
         """The names of tensors that private passes have changed."""
         self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
-        self._before: _Held = {}
+        self._before: _Snapshot = {}
         self._back = _nothing
 
-    def attach(self, private: Callable[[nn.Module], bool], between: Between) -> list[Handle]:
+    def attach(self, private: Callable[[nn.Module], bool], between: LoopRecorder) -> list[Handle]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
         handles: list[Handle] = []
         for name, layer in self.module.named_modules():
@@ -324,7 +326,7 @@ class Guard:
         return handles
 
     def _watch_part(
-        self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: Between
+        self, name: str, mine: nn.Module, private: Callable[[nn.Module], bool], between: LoopRecorder
     ) -> list[Handle]:
         # a copy of the layer has its hooks too, and is none of ours
         def before(layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
@@ -347,9 +349,9 @@ class Guard:
             mine.register_forward_hook(after, always_call=True),
         ]
 
-    def check(self) -> Things:
+    def check(self) -> HeldTensors:
         """What the module holds; refused where it would get raw gradients, or draw masks that others may know."""
-        present, raw = things(self.module), []
+        present, raw = held_tensors(self.module), []
         for name, x in present.items():
             if isinstance(x, torch.Generator):
                 if self.secret:
@@ -379,7 +381,7 @@ class Guard:
         finally:
             self.leave(self.module, whole or None)
 
-    def enter(self, layer: nn.Module, present: Things | None = None) -> None:
+    def enter(self, layer: nn.Module, present: HeldTensors | None = None) -> None:
         """A pass begins: of the whole, or of a layer inside one that has begun; `present` is what `check` has found."""
         if self._outer is not None:
             self._depth += layer is self._outer
@@ -398,9 +400,9 @@ class Guard:
                 if not x.is_inference():
                     version = x._version
                 self._before[name] = x, version, x.data_ptr(), numbers
-        self._back = hide(devices, wanted=self.secret)
+        self._back = hide_generators(devices, wanted=self.secret)
 
-    def leave(self, layer: nn.Module, output: object) -> Things | None:
+    def leave(self, layer: nn.Module, output: object) -> HeldTensors | None:
         """A pass ends; what it did to the module is looked at unless it has failed (with no output).
 
         Returns what the module holds, where that was looked at.
@@ -410,7 +412,7 @@ class Guard:
         self._depth -= 1
         if self._depth:
             return None
-        before, exposed = self._before, self.secret and not hidden()
+        before, exposed = self._before, self.secret and not generators_hidden()
         self.reset()
         if output is None:
             return None
@@ -420,7 +422,7 @@ class Guard:
                 "leave the generator alone, it is secret during a private pass"
             )
         present = self.check()
-        names = _moved(present, before)
+        names = _changed_names(present, before)
         if names:
             self.changed |= dict.fromkeys(names)
             warnings.warn(

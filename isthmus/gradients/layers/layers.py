@@ -30,9 +30,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.gradients.layers import rules
+from isthmus.gradients.layers import operations, rules
 from isthmus.gradients.layers.attention import _AttentionRule, _OutputRule
-from isthmus.gradients.layers.operations import _open_layers, _open_leaves, _OperationRule, _placed, _Shared
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
@@ -67,7 +66,7 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> AnyRule:
     known = (
         kind for kind in _RULES if any(isinstance(layer, of) and type(layer).forward is of.forward for of in kind.kinds)
     )
-    rule = next(known, _OperationRule)(name, layer, getattr(layer, "batch_dim", batch_dim))
+    rule = next(known, operations._OperationRule)(name, layer, getattr(layer, "batch_dim", batch_dim))
     rule.check()
     return rule
 
@@ -81,11 +80,11 @@ _Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], Non
 
 
 @dataclass(eq=False)
-class _Known:
+class _Findings:
     """What passes and trials have found out of a module's own code."""
 
     trusted: dict[tuple[tuple[str, ...], Hashable], Set[tuple[str, int]]] = field(default_factory=dict)
-    """The ways and shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
+    """The ways and shapes of arguments that `look` has tried out, and the `pieces` that were seen there."""
     shared_places: set[Hashable] = field(default_factory=set)
     """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
     example_places: set[Hashable] = field(default_factory=set)
@@ -99,7 +98,7 @@ class _Known:
 
 
 @dataclass(eq=False)
-class _Pass:
+class _CurrentPass:
     """A pass in progress: who is told its rows, and what is known of it."""
 
     listener: Callable[[str, Rows], None] | None = None
@@ -135,9 +134,9 @@ class Layers:
     [('0', (3, 5)), ('2', (2, 3))]
     """
 
-    def __init__(self, module: nn.Module, *, batch_first: bool = True, known: _Known | None = None) -> None:
+    def __init__(self, module: nn.Module, *, batch_first: bool = True, known: _Findings | None = None) -> None:
         self.module, self.batch_dim = module, int(not batch_first)
-        self.known, self.now = known or _Known(), _Pass()
+        self.known, self.now = known or _Findings(), _CurrentPass()
         trained = {id(p) for p in module.parameters() if p.requires_grad and not _watched(p)}
         remedy = "give a module with at least one trainable parameter"
         validate.check(bool(trained), "module", type(module).__name__, remedy)
@@ -163,7 +162,7 @@ class Layers:
         handles: list[Handle] = [
             parameter.requires_grad_(True).register_hook(_Watch(self, name)) for name, parameter in self.named()
         ]
-        handles += _open_layers(self)
+        handles += operations._trace_layers(self)
         for rule in self.sites:
             handles += rule.install(self)
         return handles
@@ -181,7 +180,7 @@ class Layers:
     ) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
         before, token = self.now, object()
-        self.now = _Pass(listener, batch, before.token if listener is None else token, pieces)
+        self.now = _CurrentPass(listener, batch, before.token if listener is None else token, pieces)
         try:
             yield
         finally:
@@ -262,12 +261,15 @@ class Layers:
             args = rule.prepare(args)
             with ExitStack() as stack:
                 stack.enter_context(self.silenced(rule.parameters))
+                attributes: dict[str, Any] = {}
                 if self._given_no_examples(rule, args, kwargs):
-                    stack.enter_context(_placed(layer, _open_leaves(rule, self, self.now.batch)))
+                    attributes |= operations._shared_parameters(rule, self, self.now.batch)
                 elif self.known.read:  # what others were given of the parameters is taken away meanwhile
-                    stack.enter_context(_placed(layer, dict.fromkeys(layer._parameters)))
+                    attributes |= dict.fromkeys(layer._parameters)
+                if attributes:
+                    stack.enter_context(operations._attributes_set(layer, attributes))
                 output = plain(*args, **kwargs)
-            if isinstance(output, _Shared):
+            if isinstance(output, operations._SharedTensor):
                 return output
             self._check_dimensions(rule, output)
             inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
@@ -276,7 +278,7 @@ class Layers:
         return self.replace_forward(layer, rule.parameters, run)
 
     def replace_forward(
-        self, layer: nn.Module, parameters: Iterable[Tensor], run: Callable[..., object]
+        self, layer: nn.Module, parameters: Sequence[Tensor], run: Callable[..., object]
     ) -> rules._Replaced:
         """Another forward of this one object while someone listens: else its own, and its parameters are silenced."""
         plain = layer.forward
@@ -284,7 +286,8 @@ class Layers:
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> object:
             if self_ is not layer:  # a copy has its own again
                 return type(self_).forward(self_, *args, **kwargs)
-            if self.listens():
+            listening = self.now.listener is not None and torch.is_grad_enabled()
+            if listening and (parameters or self.known.read):  # a root without either hands nothing out
                 return run(*args, **kwargs)
             with self.silenced(parameters):
                 return plain(*args, **kwargs)
@@ -300,8 +303,8 @@ class Layers:
         if examples is None:
             return False
         x, dim = examples
-        if isinstance(x, _Shared) or x.requires_grad or not self.now.batch:
-            return isinstance(x, _Shared)
+        if isinstance(x, operations._SharedTensor) or x.requires_grad or not self.now.batch:
+            return isinstance(x, operations._SharedTensor)
         self.now.calls[rule.name] += 1
         key = (rule.name, "input", self.now.calls[rule.name])
         if x.shape[dim] != self.now.batch:
@@ -372,7 +375,8 @@ class Layers:
             else:
                 now.later(rule.name, push, b, inputs)
 
-        return tap(output, self.anchor, arrive)
+        tapped: Tensor = _GradientTap.apply(output, self.anchor, arrive)  # type: ignore[no-untyped-call]
+        return tapped
 
     def _of_examples(self, rule: AnyRule, rows: Rows) -> Rows:
         """Rows as many as there are examples, those of pieces added up; refused where there are others."""

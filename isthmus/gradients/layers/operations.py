@@ -41,7 +41,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.layers import rules
-from isthmus.gradients.layers.forward_guard import Dice
+from isthmus.gradients.layers.forward_guard import RandomStates
 from isthmus.gradients.layers.rules import AnyRule, Args, Found, Handle, Kwargs, LayerRule, LeafBinding, Trainable
 from isthmus.gradients.rows import Dense, Lazy, Outer, Rows, row_spans
 
@@ -77,7 +77,7 @@ TURNS = {*(turn.__get__ for turn in _ASIDE), torch.t, Tensor.t}
 # ------------------------------------------------------------ values computed from parameters alone
 
 
-class _Shared(Tensor):
+class _SharedTensor(Tensor):
     """A tensor that no example has touched, with a `_Trace` of where it comes from."""
 
     history: _Trace
@@ -101,7 +101,7 @@ class _SharedLeaf:
     """What the layer calls it."""
     layers: Layers
     value: Tensor
-    """The parameter's memory, asking for a gradient that nobody may send but `_pulled`."""
+    """The parameter's memory, asking for a gradient that nobody may send but `_pulled_back`."""
     n: int | None
     """The number of examples that the layer itself was given."""
     single: bool = False
@@ -109,7 +109,7 @@ class _SharedLeaf:
     operations: int = 0
     """How many operations were done with it: the place of an operation in the layer's code."""
     gate: list[bool] = field(default_factory=list)
-    """Whether a gradient may come just now: not empty while `_pulled` sends one."""
+    """Whether a gradient may come just now: not empty while `_pulled_back` sends one."""
 
     @property
     def name(self) -> str:
@@ -153,7 +153,7 @@ class _Trace:
 class _Unseen(validate.InvalidInput):
     """An operation on a parameter that shows no per-example gradient."""
 
-    def __init__(self, value: _Shared, why: str) -> None:
+    def __init__(self, value: _SharedTensor, why: str) -> None:
         names = ", ".join(repr(leaf.name) for leaf in value.history.leaves)
         super().__init__(
             f"the parameter {names} {why}: its gradient cannot be told example by example; freeze it "
@@ -161,9 +161,9 @@ class _Unseen(validate.InvalidInput):
         )
 
 
-def _open_leaves(
+def _shared_parameters(
     rule: AnyRule, layers: Layers, n: int | None, only: Set[int] | None = None, single: bool = False
-) -> dict[str, _Shared]:
+) -> dict[str, _SharedTensor]:
     """The parameters of a layer (those with the ids `only`) as shared tensors, by attribute."""
     opened = {}
     for attribute, parameter in rule.layer._parameters.items():
@@ -171,11 +171,12 @@ def _open_leaves(
             continue
         for suffix, binding in rule.wanted.items():
             if binding.rows is None and any(parameter is p for p in binding.parameters):
-                opened[attribute] = _open(_SharedLeaf(rule, suffix, attribute, layers, parameter.detach(), n, single))
+                leaf = _SharedLeaf(rule, suffix, attribute, layers, parameter.detach(), n, single)
+                opened[attribute] = _shared_parameter(leaf)
     return opened
 
 
-def _open(leaf: _SharedLeaf) -> _Shared:
+def _shared_parameter(leaf: _SharedLeaf) -> _SharedTensor:
     """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
     gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
@@ -194,7 +195,7 @@ def _open(leaf: _SharedLeaf) -> _Shared:
 
 
 @contextmanager
-def _placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
+def _attributes_set(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
     """Attributes that stand before a module's parameters meanwhile; None takes one away."""
     shelf = layer.__dict__
     before = {name: shelf.pop(name, None) for name in values}
@@ -208,24 +209,24 @@ def _placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
                 shelf[name] = value
 
 
-def _mark(value: Tensor, history: _Trace) -> _Shared:
+def _mark(value: Tensor, history: _Trace) -> _SharedTensor:
     """The same memory and history as a shared tensor."""
     with torch._C.DisableTorchFunctionSubclass():
-        shared: _Shared = value.as_subclass(_Shared)
+        shared: _SharedTensor = value.as_subclass(_SharedTensor)
     shared.history, shared.source = history, value
     return shared
 
 
-def _bare(value: _Shared) -> Tensor:
+def _numbers(value: _SharedTensor) -> Tensor:
     """The numbers alone."""
     return value.source.detach()
 
 
-def _pulled(value: _Shared, rows: Rows) -> Found:
+def _pulled_back(value: _SharedTensor, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
     trace = value.history
     if trace.form is None:
-        return [(leaf.rule, leaf.suffix, leaf.laid(_back(value, leaf, rows))) for leaf in trace.leaves]
+        return [(leaf.rule, leaf.suffix, leaf.laid(_rows_by_autograd(value, leaf, rows))) for leaf in trace.leaves]
     (leaf,) = trace.leaves
     if trace.form == TURNED and isinstance(rows, Outer) and isinstance(rows.a, Tensor):
         rows = Outer(rows.b, rows.a)
@@ -246,7 +247,7 @@ def _dense(rows: Rows) -> Rows:
     return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
-def _back(value: _Shared, leaf: _SharedLeaf, rows: Rows) -> Rows:
+def _rows_by_autograd(value: _SharedTensor, leaf: _SharedLeaf, rows: Rows) -> Rows:
     """Rows of one parameter through whatever was computed of it, by autograd, a chunk of examples at a time."""
     plain, own = value.source, leaf.value
 
@@ -283,7 +284,7 @@ class _Operation:
         self.name = getattr(func, "__name__", "").strip("_")
         self.leaves, self.spec = tree_flatten((args, kwargs))
         self.tensors = [x for x in self.leaves if isinstance(x, Tensor)]
-        self.values = [x for x in self.tensors if isinstance(x, _Shared)]
+        self.values = [x for x in self.tensors if isinstance(x, _SharedTensor)]
         """The shared values among the arguments."""
 
     @property
@@ -310,13 +311,13 @@ class _Operation:
 
     def check_unchanged(self) -> None:
         """Refuse to change a shared value."""
-        if isinstance(self.leaves[0], _Shared) and self.changes:
+        if isinstance(self.leaves[0], _SharedTensor) and self.changes:
             raise _Unseen(self.leaves[0], f"is changed in place by {self.name!r}")
 
 
 def _without_history(leaves: Leaves) -> Leaves:
     """The numbers of shared values alone."""
-    answer: Leaves = tree_map_only(_Shared, _bare, leaves)
+    answer: Leaves = tree_map_only(_SharedTensor, _numbers, leaves)
     return answer
 
 
@@ -328,7 +329,7 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
         return op.untouched()
     if any(is_batchedtensor(x) for x in op.tensors):
         return _single(op)
-    if name in _LIKE and not isinstance(args[0], _Shared):
+    if name in _LIKE and not isinstance(args[0], _SharedTensor):
         return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
@@ -338,22 +339,22 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
     if n is None:
         return op.untouched()
     leaf.operations += 1
-    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, _Shared)]
+    others = [(place, x) for place, x in enumerate(op.tensors) if not isinstance(x, _SharedTensor)]
     asking = [x for _, x in others if x.requires_grad]
     examples = asking or [x for place, x in others if _one_for_each(value, place, _size(op, x), n, x)]
     if name in _SPREADS and len(op.values) == 1 and (name in _LIKE or not examples):
-        return _spread(op, n)
+        return _spread_over_examples(op, n)
     if name in _LIKE or not examples:
         return _without_examples(op)
     try:
-        return _apart(op, n, examples)
+        return _done_one_by_one(op, n, examples)
     except _Unseen:
         if asking:
             raise
         return _without_examples(op)  # perhaps none holds examples: those come later
 
 
-def _one_for_each(value: _Shared, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
+def _one_for_each(value: _SharedTensor, place: object, size: int, n: int, x: Tensor | None = None) -> bool:
     """Whether something in an operation has one entry for each example: never another number of them before.
 
     A tensor x that asks for no gradient may be a buffer, or positions 0, 1, 2, ... rather than a place for each.
@@ -376,7 +377,7 @@ def _fixed(x: Tensor, module: nn.Module) -> bool:
     return any(x.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() for held in tensors)
 
 
-def _dim(value: _Shared, ndim: int) -> int:
+def _dim(value: _SharedTensor, ndim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples."""
     return rules._examples_dim(ndim, value.history.leaves[0].layers.batch_dim)
 
@@ -404,7 +405,7 @@ def _marked(x: object, op: _Operation) -> object:
     """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
     if isinstance(x, (tuple, list)):
         return type(x)([_marked(y, op) for y in x])  # torch's own tuples too
-    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, _Shared):
+    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, _SharedTensor):
         return x
     trace = _Trace(tuple(dict.fromkeys(leaf for value in op.values for leaf in value.history.leaves)))
     if len(op.values) == 1:
@@ -422,7 +423,7 @@ def _repeated(op: _Operation, ndim: int, n: int, k: int) -> Any:
     dim, source = _dim(value, ndim), value.source
     once = _mark(source.reshape([1] * (ndim - source.ndim) + list(source.shape)), value.history)
     copies = _side_by_side(once, n, dim).repeat_interleave(k, dim)
-    return op.of(tree_map_only(_Shared, lambda _: copies, op.leaves))
+    return op.of(tree_map_only(_SharedTensor, lambda _: copies, op.leaves))
 
 
 def _followed(op: _Operation, result: Tensor) -> _Trace | None:
@@ -447,10 +448,10 @@ def _followed(op: _Operation, result: Tensor) -> _Trace | None:
     return trace if op.name in _ALIKE or (ordered and trace.form != TURNED) else None
 
 
-def _spread(op: _Operation, n: int) -> object:
+def _spread_over_examples(op: _Operation, n: int) -> object:
     """What is repeated once for every example is from now on a copy for each, with a tap; all else stays shared."""
     result = _without_examples(op)
-    if not isinstance(result, _Shared):
+    if not isinstance(result, _SharedTensor):
         return result
     (value,) = op.values
     trace, source, whole = value.history, value.source, result.source
@@ -470,14 +471,14 @@ def _spread(op: _Operation, n: int) -> object:
     return _side_by_side(once, n, dim) if _one_for_each(value, op.name, times, n) else result
 
 
-def _lead(value: _Shared, ndim: int) -> tuple[int, int]:
+def _lead(value: _SharedTensor, ndim: int) -> tuple[int, int]:
     """Where a result of so many dimensions keeps its examples, and how many entries a value has there."""
     dim = _dim(value, ndim)
     place = dim - (ndim - value.source.ndim)
     return dim, value.source.shape[place] if place >= 0 else 1
 
 
-def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
+def _side_by_side(once: _SharedTensor, n: int, dim: int) -> Tensor:
     """A copy of a value for each example, in the dimension of the examples."""
     return _copies(once, n).movedim(0, dim).flatten(dim, dim + 1)
 
@@ -485,7 +486,7 @@ def _side_by_side(once: _Shared, n: int, dim: int) -> Tensor:
 # ------------------------------------------------------------ with examples
 
 
-def _apart(op: _Operation, n: int, examples: list[Tensor]) -> object:
+def _done_one_by_one(op: _Operation, n: int, examples: list[Tensor]) -> object:
     """An operation done one example at a time."""
     value, name, count = op.values[0], op.name, _size(op, examples[0])
     leaf, k = value.history.leaves[0], rules._pieces_of(count, n) or 1
@@ -498,7 +499,7 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> object:
         raise _Unseen(value, f"is written into examples by {name!r}")
     leaves, widest = list(op.leaves), max(x.ndim for x in examples)
     for place, x in enumerate(leaves):
-        if isinstance(x, _Shared) and x.history.repeat is not None and _lead(x, widest)[1] == count:
+        if isinstance(x, _SharedTensor) and x.history.repeat is not None and _lead(x, widest)[1] == count:
             leaves[place] = x.history.repeat(n, k)
             examples = [*examples, leaves[place]]
     ids = {id(x) for x in examples}
@@ -525,7 +526,7 @@ def _apart(op: _Operation, n: int, examples: list[Tensor]) -> object:
     return tree_unflatten(outputs, shape)
 
 
-def _joined(x: object, value: _Shared, k: int, name: str) -> object:
+def _joined(x: object, value: _SharedTensor, k: int, name: str) -> object:
     """What single examples give, side by side in front, as a batch gives it."""
     if not _is_plain(x):
         return x
@@ -537,7 +538,7 @@ def _joined(x: object, value: _Shared, k: int, name: str) -> object:
 
 def _is_plain(x: object) -> TypeGuard[Tensor]:
     """A tensor, but no shared one."""
-    return isinstance(x, Tensor) and not isinstance(x, _Shared)
+    return isinstance(x, Tensor) and not isinstance(x, _SharedTensor)
 
 
 def _one_by_one(
@@ -605,21 +606,21 @@ def _single(op: _Operation) -> object:
     n = functorch.get_unwrapped(batched[0]).shape[functorch.maybe_get_bdim(batched[0])]
     if n * sum(x.source.numel() * x.source.element_size() for x in op.values) > rounding.CHUNK_BYTES:
         return _lower(partial(_in_chunks, op), *batched)
-    return op.of(tree_map_only(_Shared, lambda x: _lower(partial(_copies, x), batched[0]), op.leaves))
+    return op.of(tree_map_only(_SharedTensor, lambda x: _lower(partial(_copies, x), batched[0]), op.leaves))
 
 
-def _copies(value: _Shared, n: int, _: object = None) -> Tensor:
+def _copies(value: _SharedTensor, n: int, _: object = None) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
     def rows(b: Tensor) -> Found:
-        return _pulled(value, Dense(b.reshape(n, value.numel())))
+        return _pulled_back(value, Dense(b.reshape(n, value.numel())))
 
-    return _tap([value], _bare(value).expand(n, *value.shape), [], rows)
+    return _tap([value], _numbers(value).expand(n, *value.shape), [], rows)
 
 
 def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
     """An operation whose values are too large for a copy for each example: rows from the gradient of its output."""
-    places = [i for i, x in enumerate(op.leaves) if isinstance(x, _Shared)]
+    places = [i for i, x in enumerate(op.leaves) if isinstance(x, _SharedTensor)]
     places += [i for i, x in enumerate(op.leaves) if isinstance(x, Tensor) and is_batchedtensor(x)]
     values, kept, fixed = op.values, [x.detach() for x in whole], list(op.leaves)
 
@@ -630,7 +631,7 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
         return answer
 
     def rows(b: Tensor) -> Found:
-        weights = [_bare(value).clone() for value in values]  # rows may be read when the parameters have moved on
+        weights = [_numbers(value).clone() for value in values]  # rows may be read when the parameters have moved on
 
         def chunk(which: int, lo: int, hi: int) -> Tensor:
             def one(b: Tensor, *mine: Tensor) -> Tensor:
@@ -641,9 +642,9 @@ def _in_chunks(op: _Operation, n: int, whole: list[Tensor]) -> Tensor:
                 return vmap(one)(b[lo:hi], *(x[lo:hi] for x in kept)).reshape(hi - lo, -1)
 
         lazy = [Lazy(partial(chunk, i), n, x.numel(), dtype=x.dtype, device=x.device) for i, x in enumerate(weights)]
-        return [found for value, part in zip(values, lazy, strict=True) for found in _pulled(value, part)]
+        return [found for value, part in zip(values, lazy, strict=True) for found in _pulled_back(value, part)]
 
-    out = vmap(lambda *mine: call(*map(_bare, values), *mine))(*whole)
+    out = vmap(lambda *mine: call(*map(_numbers, values), *mine))(*whole)
     return _tap(values, out, whole, rows)
 
 
@@ -664,7 +665,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
     return lowered
 
 
-def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
+def _tap(values: list[_SharedTensor], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
     feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
@@ -677,7 +678,7 @@ def _tap(values: list[_Shared], output: Tensor, inputs: list[Tensor], rows_of: r
 def _linear(op: _Operation) -> Tensor | None:
     named = op.named("input weight bias")
     x, weight = named["input"], named["weight"]
-    if isinstance(weight, _Shared) and weight.ndim == 2 and is_batchedtensor(x):
+    if isinstance(weight, _SharedTensor) and weight.ndim == 2 and is_batchedtensor(x):
         return _product(x, weight, named["bias"])
     return None
 
@@ -686,7 +687,7 @@ def _addmm(op: _Operation) -> Tensor | None:
     named = op.named("input mat1 mat2 beta alpha", beta=1, alpha=1)
     if named["beta"] != 1 or named["alpha"] != 1:
         return None
-    if isinstance(named["mat2"], _Shared) and is_batchedtensor(named["mat1"]):
+    if isinstance(named["mat2"], _SharedTensor) and is_batchedtensor(named["mat1"]):
         return _product(named["mat1"], named["mat2"], named["input"], turned=True)
     total: Tensor = named["mat1"] @ named["mat2"] + named["input"]
     return total
@@ -696,29 +697,29 @@ def _matmul(op: _Operation) -> Tensor | None:
     if len(op.args) != 2:
         return None
     left, right = reversed(op.args) if op.name == "rmatmul" else op.args
-    if isinstance(right, _Shared) and is_batchedtensor(left) and right.ndim <= 2:
+    if isinstance(right, _SharedTensor) and is_batchedtensor(left) and right.ndim <= 2:
         if right.ndim == 2:
             return _product(left, right, turned=True)
         column: Any = right[:, None]
         return _product(left, column, turned=True).squeeze(-1)
-    if isinstance(left, _Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
+    if isinstance(left, _SharedTensor) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
         return _product(right.mT, left).mT
     return None
 
 
-def _product(x: Tensor, weight: _Shared, bias: Tensor | None = None, turned: bool = False) -> Tensor:
+def _product(x: Tensor, weight: _SharedTensor, bias: Tensor | None = None, turned: bool = False) -> Tensor:
     """x W' + c, or x W + c where `turned`: outer products of the input and the gradient."""
-    biases = [bias] if isinstance(bias, _Shared) and bias.ndim == 1 else []
+    biases = [bias] if isinstance(bias, _SharedTensor) and bias.ndim == 1 else []
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
-        x, plain = rules._as_multiplied(whole[0]), _bare(weight)
-        out = F.linear(x, plain.mT if turned else plain, *map(_bare, biases))
+        x, plain = rules._as_multiplied(whole[0]), _numbers(weight)
+        out = F.linear(x, plain.mT if turned else plain, *map(_numbers, biases))
         kept = x.detach()
 
         def rows(b: Tensor) -> Found:
             a, b = rules._positions(kept), rules._positions(b)
-            found = _pulled(weight, Outer(b, a) if turned else Outer(a, b))
-            return found + [each for own in biases for each in _pulled(own, rules._bias_rows(b))]
+            found = _pulled_back(weight, Outer(b, a) if turned else Outer(a, b))
+            return found + [each for own in biases for each in _pulled_back(own, rules._bias_rows(b))]
 
         return _tap([weight, *biases], out, [x], rows)
 
@@ -733,11 +734,12 @@ def _einsum(op: _Operation) -> Tensor | None:
         return None
     inputs, output = equation.replace(" ", "").split("->")
     pairs = zip(inputs.split(","), operands, strict=True)
-    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], _Shared))
+    (mine, value), (other, x) = sorted(pairs, key=lambda pair: not isinstance(pair[1], _SharedTensor))
     sums, new = set(mine) - set(output), set(mine) - set(other)
     rest = [c for c in other if c not in sums]
     plain = len(mine) == 2 and len(sums) == len(new) == 1 and sums <= set(other)
-    if not plain or isinstance(x, _Shared) or sorted([*rest, *new]) != sorted(output) or len(set(other)) < len(other):
+    plain = plain and not isinstance(x, _SharedTensor) and len(set(other)) == len(other)
+    if not plain or sorted([*rest, *new]) != sorted(output):
         return None
     (p,), (q,) = sums, new
     moved = x.permute([other.index(c) for c in [*rest, p]])
@@ -768,7 +770,7 @@ def _places(op: _Operation) -> tuple[object, Tensor | None, int | None]:
 def _read(op: _Operation) -> Tensor | None:
     """z = W[k]: the places and the gradients there."""
     table, index, padding = _places(op)
-    if not isinstance(table, _Shared) or index is None or not is_batchedtensor(index):
+    if not isinstance(table, _SharedTensor) or index is None or not is_batchedtensor(index):
         return None
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
@@ -777,9 +779,9 @@ def _read(op: _Operation) -> Tensor | None:
         def rows(b: Tensor) -> Found:
             places = index.reshape(n, -1)
             values = b.reshape(*places.shape, table.numel() // max(1, len(table)))
-            return _pulled(table, rules._table_rows(places, values, len(table), padding))
+            return _pulled_back(table, rules._table_rows(places, values, len(table), padding))
 
-        return _tap([table], _bare(table)[index], [index], rows)
+        return _tap([table], _numbers(table)[index], [index], rows)
 
     return _lower(below, index)
 
@@ -788,24 +790,26 @@ def _convolution(op: _Operation) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
     named = op.named("input weight bias stride padding dilation groups", stride=1, padding=0, dilation=1, groups=1)
     x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
-    if not isinstance(weight, _Shared) or not is_batchedtensor(x) or x.ndim != weight.ndim:
+    if not isinstance(weight, _SharedTensor) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    biases, spans = [bias] if isinstance(bias, _Shared) else [], {}
+    biases, spans = [bias] if isinstance(bias, _SharedTensor) else [], {}
     for name in ("stride", "padding", "dilation"):
         value = named[name]
         spans[name] = (value,) * (x.ndim - 2) if isinstance(value, int) else value
     sizes = {"in_channels": weight.shape[1] * groups, "out_channels": len(weight), "kernel_size": weight.shape[2:]}
-    layer: Any = SimpleNamespace(**spans, **sizes, groups=groups, weight=_bare(weight), padding_mode="zeros")
+    layer: Any = SimpleNamespace(**spans, **sizes, groups=groups, weight=_numbers(weight), padding_mode="zeros")
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
         kept = x.detach()
-        out = op.func(x, _bare(weight), *map(_bare, biases), groups=groups, **spans)
+        out = op.func(x, _numbers(weight), *map(_numbers, biases), groups=groups, **spans)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
-            found = _pulled(weight, rules._folded(rules._weight_rows(layer, kept, b, ones=False), n))
-            return found + [each for own in biases for each in _pulled(own, rules._folded(rules._bias_rows(b.mT), n))]
+            found = _pulled_back(weight, rules._folded(rules._weight_rows(layer, kept, b, ones=False), n))
+            return found + [
+                each for own in biases for each in _pulled_back(own, rules._folded(rules._bias_rows(b.mT), n))
+            ]
 
         tapped = _tap([weight, *biases], out, [x], rows)
         return tapped.reshape(n, len(tapped) // n, *tapped.shape[1:])
@@ -851,8 +855,8 @@ class _OperationRule(LayerRule[nn.Module]):
     """Each use of a parameter with examples is tapped where it happens: the rows of a parameter are the sum over them.
 
     For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
-    one's own.  While the layer computes, its parameters are `_Shared` tensors: `isthmus.gradients.layers.operations`
-    says what becomes of them.  Children that own parameters keep their own rules.
+    one's own.  While the layer computes, its parameters are of `_SharedTensor`, and the top of this file says what
+    becomes of them.  Children that own parameters keep their own rules.
 
     Guarantees:
       * a layer without children that have taps is computed one example at a time (`torch.func.vmap`): its output and
@@ -872,11 +876,11 @@ class _OperationRule(LayerRule[nn.Module]):
             rules._check_table(self.name, self.layer)
 
     def install(self, layers: Layers) -> list[Handle]:
-        """What computes with the parameters is replaced by `_open_layers`."""
+        """What computes with the parameters is replaced by `_trace_layers`."""
         return []
 
 
-def _open_layers(layers: Layers) -> list[Handle]:
+def _trace_layers(layers: Layers) -> list[Handle]:
     """Parameters without taps of their layer's are handed, as shared tensors, to whoever computes with them.
 
     The root hands out those that are read outside their layers.
@@ -890,7 +894,7 @@ def _open_layers(layers: Layers) -> list[Handle]:
     handles: list[Handle] = []
     for layer, own in hosts.items():
         parameters = [parameter for rule in own for parameter in rule.parameters]
-        handles.append(layers.replace_forward(layer, parameters, _Host(layer, layers, own).run))
+        handles.append(layers.replace_forward(layer, parameters, _TracedForward(layer, layers, own).run))
     return handles
 
 
@@ -906,7 +910,7 @@ def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
     return layer
 
 
-class _Host:
+class _TracedForward:
     """Whoever computes with the parameters of some layers without a rule, itself as a rule."""
 
     def __init__(self, layer: nn.Module, layers: Layers, rules: list[_OperationRule]) -> None:
@@ -921,8 +925,6 @@ class _Host:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, its parameters shared tensors."""
-        if not self.rules and not self.layers.known.read:
-            return self.plain(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         n, cuts = 0, list[int | None]()
         if self.single and not any(isinstance(x, nn.Module) for x in leaves):  # which may have taps
@@ -939,19 +941,19 @@ class _Host:
             if self.layer is layers.module and layers.known.read:
                 read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
                 for rule in layers.sites:
-                    stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n, read)))
+                    stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n, read)))
             for rule in self.rules:
-                stack.enter_context(_placed(rule.layer, _open_leaves(rule, layers, n)))
+                stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n)))
             return self.plain(*args, **kwargs)
 
     def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:
         """The output of every example alone."""
         (rule,) = self.rules
-        own = _open_leaves(rule, self.layers, n, single=True)
+        own = _shared_parameters(rule, self.layers, n, single=True)
         device = rule.parameters[0].device
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            with _placed(rule.layer, own):
+            with _attributes_set(rule.layer, own):
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
@@ -960,7 +962,7 @@ class _Host:
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
-        dice = Dice(device) if held is None else None
+        dice = RandomStates(device) if held is None else None
         try:
             with self._unchanged(leaves), _plain_steps(device.type):
                 pieces, shape = _one_by_one(plain, leaves, spec, cuts, n)
@@ -978,7 +980,7 @@ class _Host:
         drew = dice is not None and dice.drew()
         if held is None or _BARRED in held:
             args, kwargs = tree_unflatten(leaves, spec)
-            with torch.no_grad(), Dice(device):
+            with torch.no_grad(), RandomStates(device):
                 whole = tree_flatten(self.plain(*args, **kwargs))[0]
         if held is None:
             held = self._compared(whole, alone, drew)
@@ -1041,8 +1043,8 @@ class _Host:
         held = []
         for x, y in zip(alone, whole, strict=True):
             kind = _ALONE
-            if isinstance(x, _Shared):
-                x = _bare(x)
+            if isinstance(x, _SharedTensor):
+                x = _numbers(x)
                 if isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim:
                     kind, x = _SHARED, x.expand_as(y)
             if isinstance(x, Tensor) and (not isinstance(y, Tensor) or x.shape != y.shape):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -238,7 +238,7 @@ class _LinearRule(LayerRule[nn.Linear]):
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
         a = self.first(self.input(args, kwargs))
-        return lambda b: _factored(self, self.wanted, a, b)
+        return partial(_factored, self, self.wanted, a)
 
 
 def _as_multiplied(x: Tensor) -> Tensor:

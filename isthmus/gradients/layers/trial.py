@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from isthmus.base import secret, validate
-from isthmus.gradients.layers.forward_guard import Dice
+from isthmus.gradients.layers.forward_guard import RandomStates
 from isthmus.gradients.layers.layers import Layers, tap
 from isthmus.gradients.layers.operations import Leaves, _near_enough
 from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, _pieces_of
@@ -106,7 +106,7 @@ def look(
     if n < 2:  # nobody to meet: two copies of a first example show all the same what is read outside its layer
         if n and not known.trusted:
             # where it cannot be run so, it may as it is in use, and else says itself what is wrong
-            with Dice(layers.anchor.device) as dice, torch.enable_grad(), suppress(Exception):
+            with RandomStates(layers.anchor.device) as dice, torch.enable_grad(), suppress(Exception):
                 _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
         return None
     shape = way, batch.shape()
@@ -121,7 +121,7 @@ def look(
     count = min(most, FEW) if large else most
     if not first:
         count = secret.randbelow(min(count, n) - 1) + 2
-    with Dice(layers.anchor.device) as dice, torch.enable_grad():
+    with RandomStates(layers.anchor.device) as dice, torch.enable_grad():
         done = _try_out(_Trial(layers, run, dice), batch, count, thorough=first)
     if way and not done:
         raise validate.InvalidInput(
@@ -153,7 +153,7 @@ def depends(layers: Layers, together: tuple[Args, Kwargs], own: tuple[Args, Kwar
     or end with the shorter one; examples may have changed places.
     """
     given = []
-    with Dice(layers.anchor.device) as dice, torch.no_grad():
+    with RandomStates(layers.anchor.device) as dice, torch.no_grad():
         for args, kwargs in (together, own):
             module = _twin_of(layers.module, set())
             _quiet(module)
@@ -330,7 +330,7 @@ def returned_examples(x: object, n: int, dim: int) -> int | None:
 class _Trial:
     """A module on trial: every pass runs in a fresh copy, from the same state of all random generators."""
 
-    def __init__(self, layers: Layers, run: Run, dice: Dice, module: nn.Module | None = None) -> None:
+    def __init__(self, layers: Layers, run: Run, dice: RandomStates, module: nn.Module | None = None) -> None:
         self.layers, self.run, self.dice, self.module = layers, run, dice, module or layers.module
         self.trained = {name for name, _ in layers.named()}
         first = next(self.module.parameters())
@@ -339,7 +339,7 @@ class _Trial:
         """From it follows which examples are exchanged, and what gradients outputs are told."""
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
         """The leaves whose gradients are compared."""
-        self._base = _Seen()
+        self._base = _PassRecord()
 
     def of(self, module: nn.Module) -> _Trial:
         """The same of a copy on another device or in another precision, with the same examples exchanged."""
@@ -427,10 +427,10 @@ class _Trial:
 
     def _pass(
         self, batch: _Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
-    ) -> _Seen:
+    ) -> _PassRecord:
         """Forward and backward once, with some examples exchanged."""
-        probe, passed = self._probe(), _Seen()
-        probe.learning, probe.shown = learning, partial(_shown, probe, passed, rows, value)
+        probe, passed = self._probe(), _PassRecord()
+        probe.learning, probe.shown = learning, partial(_recorded, probe, passed, rows, value)
         with probe.listening(lambda *_: None, batch.n):
             outputs = self._run(probe, batch)
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
@@ -500,8 +500,8 @@ class _Trial:
             pull = torch.zeros_like(x)
             pull.select(cut, 0).copy_(self._drawn_like(x, size).select(cut, i))
             pulls.append(pull)
-        _pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
-        gradients = dict(zip(map(id, parameters), _pulled, strict=True))
+        _parameter_rows = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(map(id, parameters), _parameter_rows, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
     def _probe(self) -> Layers:
@@ -542,13 +542,13 @@ def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
 
 
 @dataclass(eq=False)
-class _Seen:
+class _PassRecord:
     """One pass: what each layer gave and what the module returned, then what came back, examples in front."""
 
     given: list[tuple[str, Tensor | None]] = field(default_factory=list)
     got: list[tuple[str, Tensor | None]] = field(default_factory=list)
 
-    def differs(self, other: _Seen, rows: Tensor) -> str | None:
+    def differs(self, other: _PassRecord, rows: Tensor) -> str | None:
         """Where two passes differ on some examples."""
         ours, theirs = self.given + self.got, other.given + other.got
         if [where for where, _ in ours] != [where for where, _ in theirs]:
@@ -570,11 +570,11 @@ class _Seen:
         return None
 
 
-def _shown(
-    layers: Layers, record: _Seen, rows: Tensor | None, value: float | None, rule: AnyRule, output: Tensor, dim: int
+def _recorded(
+    layers: Layers, seen: _PassRecord, rows: Tensor | None, value: float | None, rule: AnyRule, output: Tensor, dim: int
 ) -> Tensor:
     """An output with a tap that records what passes, with some examples exchanged for a value."""
-    place, k = len(record.got), 0
+    place, k = len(seen.got), 0
     if output.ndim > dim and output.is_floating_point():
         k = _pieces_of(output.shape[dim], layers.batch)
     divided = k == 1 or (k > 1 and dim == 0)
@@ -591,11 +591,11 @@ def _shown(
     if divided and rows is not None and value is not None:
         output = _altered(output, dim, (rows[:, None] * k + torch.arange(k)).flatten(), value)
     where = f"the gradient at layer {rule.name!r}"
-    record.given.append((f"the output of layer {rule.name!r}", examples(output)))
-    record.got.append((where, None))
+    seen.given.append((f"the output of layer {rule.name!r}", examples(output)))
+    seen.got.append((where, None))
 
     def push(b: Tensor) -> None:
-        record.got[place] = where, examples(b)
+        seen.got[place] = where, examples(b)
 
     return tap(output, layers.anchor, push)
 
@@ -700,14 +700,14 @@ class _Step:
     spec: TreeSpec
     results: list[int] = field(default_factory=list)
     """The places of the tensors that it returned."""
-    dice: Dice | None = None
+    dice: RandomStates | None = None
     """The random generators as they were before, where it has drawn from them."""
 
 
 class _Followed(Tensor):
     """A tensor that a part has returned, or that was computed from one."""
 
-    way: Between
+    way: LoopRecorder
     token: object
     """The pass that it belongs to: it is a plain tensor once that is over."""
     place: int
@@ -723,7 +723,7 @@ class _Followed(Tensor):
             return func(*args, **kwargs)
 
 
-class Between:
+class LoopRecorder:
     """Follows a loop from part to part, for `look`."""
 
     def __init__(self, layers: Layers) -> None:
@@ -830,7 +830,7 @@ class Between:
         leaves, spec = tree_flatten((args, kwargs))
         references: list[object] = tree_map_only(Tensor, self._place, leaves)
         with torch._C.DisableTorchFunctionSubclass():
-            dice = Dice(next(x for x in leaves if isinstance(x, _Followed)).device)
+            dice = RandomStates(next(x for x in leaves if isinstance(x, _Followed)).device)
             result = func(*args, **kwargs)
             step = _Step(func, references, spec)
             if dice.drew():

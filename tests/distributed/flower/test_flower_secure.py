@@ -197,8 +197,6 @@ def test_noise_of_clients_is_released_by_secure_aggregation_only(draws: torch.Ge
 def test_plans_that_secure_aggregation_cannot_hold_are_refused() -> None:
     with pytest.raises(InvalidInput, match="dropouts"):
         plan_of(dropouts=0.5)
-    with pytest.raises(InvalidInput, match="dropouts"):
-        plan_of(unit="record", n=60)
 
 
 # ---------------------------------------------------------------- a hostile server

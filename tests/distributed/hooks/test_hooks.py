@@ -124,11 +124,8 @@ def resumed(rank: int) -> dict[str, Any]:
     loaded = torch.load(stored, weights_only=True)
     again = {}
     pickled = pickle.loads(pickle.dumps(state))
-    for name, taken in (
-        ("state_dict", SketchState(WarmRank(2))),
-        ("pickle", pickled),
-        ("none", SketchState(WarmRank(2))),
-    ):
+    fresh = SketchState(WarmRank(2))
+    for name, taken in (("state_dict", SketchState(WarmRank(2))), ("pickle", pickled), ("none", fresh)):
         if name == "state_dict":
             taken.load_state_dict(loaded["state"])
         module = model()

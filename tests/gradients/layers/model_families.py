@@ -8,30 +8,23 @@ from model_zoo import COMMON, NO_DROPOUT, PICTURE, WORDS, masked_words, pictures
 hf = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 SMALL = {**COMMON, "intermediate_size": 12}
-T5 = {
-    "vocab_size": WORDS,
-    "d_model": 8,
-    "d_kv": 4,
-    "d_ff": 12,
-    "num_layers": 2,
-    "num_heads": 2,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-}
-BART = {
-    "vocab_size": WORDS,
-    "d_model": 8,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 12,
-    "decoder_ffn_dim": 12,
-    "max_position_embeddings": 16,
-    "dropout": 0.0,
-    "pad_token_id": 1,
-    "decoder_start_token_id": 2,
-}
+TINY = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 2}
+T5 = {"vocab_size": WORDS, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2}
+T5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
+BART = {"vocab_size": WORDS, "d_model": 8, "max_position_embeddings": 16, "dropout": 0.0}
+BART |= {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 12, "pad_token_id": 1}
+BART |= {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 12, "decoder_start_token_id": 2}
+SWIN = {"image_size": 8, "patch_size": 1, "embed_dim": 4, "depths": [2, 1], "num_heads": [1, 2], "window_size": 2}
+SEGFORMER = {"hidden_sizes": [4, 8], "depths": [1, 1], "num_encoder_blocks": 2, "num_attention_heads": [1, 2]}
+SEGFORMER |= {"sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2], "mlp_ratios": [2, 2]}
+SEGFORMER |= {"drop_path_rate": 0.0, "classifier_dropout_prob": 0.0}
+MAMBA2 = {"state_size": 4, "head_dim": 4, "num_heads": 4, "n_groups": 1, "chunk_size": 4}
+DISTILLED = {"vocab_size": WORDS, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "dropout": 0.0}
+DISTILLED |= {"max_position_embeddings": 16, "attention_dropout": 0.0}
+EXPERTS = {"num_key_value_heads": 1, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+EXPERTS |= {"shared_expert_intermediate_size": 6}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+RELATIVE |= {"max_position_embeddings": 16}
 
 
 def pairs():
@@ -112,33 +105,12 @@ FAMILIES = {
     "OPT": model(
         "OPT", "ForCausalLM", **COMMON, ffn_dim=12, max_position_embeddings=16, word_embed_proj_dim=8, dropout=0.0
     ),
-    "Mamba": (
-        *model(
-            "Mamba",
-            "ForCausalLM",
-            words,
-            vocab_size=WORDS,
-            hidden_size=8,
-            num_hidden_layers=2,
-            state_size=3,
-            time_step_rank=2,
-        ),
-        IN_FLOAT32,
-    ),
+    "Mamba": (*model("Mamba", "ForCausalLM", words, **TINY, state_size=3, time_step_rank=2), IN_FLOAT32),
     "T5": model("T5", "ForConditionalGeneration", pairs, **T5),
     "T5 encoder": model("T5", "EncoderModel", **T5),
     "BART": model("Bart", "ForConditionalGeneration", pairs, **BART),
     "DeBERTa": model("DebertaV2", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16),
-    "DeBERTa, relative positions": model(
-        "DebertaV2",
-        "ForMaskedLM",
-        **SMALL,
-        **NO_DROPOUT,
-        max_position_embeddings=16,
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
-        position_biased_input=False,
-    ),
+    "DeBERTa, relative positions": model("DebertaV2", "ForMaskedLM", **SMALL, **NO_DROPOUT, **RELATIVE),
     "Mixtral": model(
         "Mixtral",
         "ForCausalLM",
@@ -161,18 +133,7 @@ FAMILIES = {
     "DINOv2": (lambda: without(hf.Dinov2ForImageClassification(vision(hf.Dinov2Config)), "mask_token"), pictures),
     "CLIP vision": seeing("CLIPVision", "Model"),
     "CLIP text": (lambda: hf.CLIPTextModel(clip_text()), masked_words),
-    "Swin": model(
-        "Swin",
-        "ForImageClassification",
-        pictures,
-        image_size=8,
-        patch_size=1,
-        embed_dim=4,
-        depths=[2, 1],
-        num_heads=[1, 2],
-        window_size=2,
-        drop_path_rate=0.0,
-    ),
+    "Swin": model("Swin", "ForImageClassification", pictures, **SWIN, drop_path_rate=0.0),
     "ConvNeXt": model(
         "ConvNext",
         "ForImageClassification",
@@ -192,18 +153,7 @@ FAMILIES = {
     "prompt tuning": adapter("PromptTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
     "prefix tuning": adapter("PrefixTuningConfig", task_type="CAUSAL_LM", num_virtual_tokens=3),
     "RoBERTa": model("Roberta", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16, pad_token_id=1),
-    "DistilBERT": model(
-        "DistilBert",
-        "ForMaskedLM",
-        vocab_size=WORDS,
-        dim=8,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=12,
-        max_position_embeddings=16,
-        dropout=0.0,
-        attention_dropout=0.0,
-    ),
+    "DistilBERT": model("DistilBert", "ForMaskedLM", **DISTILLED),
     "ALBERT": model("Albert", "ForMaskedLM", **SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16),
     "ELECTRA": model("Electra", "ForMaskedLM", **SMALL, **NO_DROPOUT, embedding_size=6, max_position_embeddings=16),
     "MPNet": model("MPNet", "ForMaskedLM", **SMALL, **NO_DROPOUT, max_position_embeddings=16),
@@ -222,65 +172,13 @@ FAMILIES = {
     "Falcon": model("Falcon", "ForCausalLM", **COMMON, ffn_hidden_size=12, hidden_dropout=0.0),
     "Phi-3": model("Phi3", "ForCausalLM", **SMALL, num_key_value_heads=1, pad_token_id=0),
     "OLMo 2": model("Olmo2", "ForCausalLM", **SMALL, num_key_value_heads=1),
-    "Mamba-2": (
-        *model(
-            "Mamba2",
-            "ForCausalLM",
-            words,
-            vocab_size=WORDS,
-            hidden_size=8,
-            num_hidden_layers=2,
-            state_size=4,
-            head_dim=4,
-            num_heads=4,
-            n_groups=1,
-            chunk_size=4,
-        ),
-        IN_FLOAT32,
-    ),
-    "Qwen2 MoE": model(
-        "Qwen2Moe",
-        "ForCausalLM",
-        words,
-        **SMALL,
-        num_key_value_heads=1,
-        num_experts=3,
-        num_experts_per_tok=2,
-        moe_intermediate_size=6,
-        shared_expert_intermediate_size=6,
-        experts_implementation="eager",
-    ),
+    "Mamba-2": (*model("Mamba2", "ForCausalLM", words, **TINY, **MAMBA2), IN_FLOAT32),
+    "Qwen2 MoE": model("Qwen2Moe", "ForCausalLM", words, **SMALL, **EXPERTS, experts_implementation="eager"),
     "BEiT": seeing("Beit", **NO_DROPOUT, use_relative_position_bias=True, drop_path_rate=0.0),
     "DeiT": seeing("DeiT", **NO_DROPOUT),
-    "Swin v2": model(
-        "Swinv2",
-        "ForImageClassification",
-        pictures,
-        image_size=8,
-        patch_size=1,
-        embed_dim=4,
-        depths=[2, 1],
-        num_heads=[1, 2],
-        window_size=2,
-        drop_path_rate=0.0,
-    ),
+    "Swin v2": model("Swinv2", "ForImageClassification", pictures, **SWIN, drop_path_rate=0.0),
     "SigLIP vision": seeing("SiglipVision", "Model"),
-    "SegFormer": model(
-        "Segformer",
-        "ForImageClassification",
-        pictures,
-        hidden_sizes=[4, 8],
-        depths=[1, 1],
-        num_encoder_blocks=2,
-        num_attention_heads=[1, 2],
-        sr_ratios=[2, 1],
-        patch_sizes=[3, 3],
-        strides=[2, 2],
-        mlp_ratios=[2, 2],
-        drop_path_rate=0.0,
-        classifier_dropout_prob=0.0,
-        **NO_DROPOUT,
-    ),
+    "SegFormer": model("Segformer", "ForImageClassification", pictures, **SEGFORMER, **NO_DROPOUT),
     "CLIP": model(
         "CLIP",
         "Model",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +101,3 @@ def _loss(output, examples) -> torch.Tensor:
             draws = torch.Generator().manual_seed(100 + i)
             total = total + (row.sin() * torch.randn(row.shape, generator=draws, dtype=torch.float64)).sum()
     return total
-
-
-Case = tuple[Callable[[], nn.Module], Callable[[], dict]]

@@ -162,32 +162,6 @@ def test_sums_that_cancel_at_a_place_are_not_under_estimated():
         assert float(rows.sum(alone).norm()) <= norm < 1e-14
 
 
-def test_broken_values_have_infinite_norm_and_can_be_masked():
-    rows, exact = lookup()
-    rows.values[1, 2, 0], rows.values[3, 0, 1] = math.nan, math.inf
-    keep = torch.tensor([True, False, True, False, True, True])
-    assert rows.norms().isinf().tolist() == [False, True, False, True, False, False]
-    torch.testing.assert_close(rows.masked(keep).dense(), torch.where(keep[:, None], exact, 0.0))
-    assert bool(rows.masked(keep).sum().isfinite().all())
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_rest_of_what_rows_do(dtype):
-    rows, exact = lookup(n=7, dtype=dtype)
-    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
-    wide = lambda r: r.dense().double()  # noqa: E731
-    torch.testing.assert_close(wide(rows.part(2, 5)), exact[2:5], **close)
-    torch.testing.assert_close(wide(rows.scaled(-2.0)), -2 * exact, **close)
-    torch.testing.assert_close(
-        wide(rows.regrouped(torch.arange(rows.n) // 3)), torch.stack([g.mean(0) for g in exact.split(3)]), **close
-    )
-    torch.testing.assert_close(wide(rows.minus(rows.scaled(0.25))), 0.75 * exact, **close)
-    torch.testing.assert_close(wide(rows.minus(Dense(exact.to(dtype)))), torch.zeros_like(exact), **close)
-    c, out = draw(7, seed=3), torch.full((rows.d,), 5.0, dtype=dtype)
-    assert rows.sum_to(c.to(dtype), 1.0, out) is out
-    torch.testing.assert_close(out.double(), c @ exact, **close)
-
-
 def test_a_large_table_is_never_built():
     """n x V x D would be 20 GB here."""
     n, t, vocabulary, width = 50, 20, 1_000_000, 100
