@@ -265,7 +265,7 @@ def _entries(values: Series) -> tuple[list[object], np.ndarray]:
     Entries that are equal and written differently (True and 1, two decimals, one moment in two zones) are different:
     else the first of them would say how all others are read.
     """
-    if values.dtype.kind in "iu":
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iu":  # a nullable one may hold gaps
         numbers, codes = np.unique(np.asarray(values), return_inverse=True)
         return [None, *numbers.tolist()], codes + 1
     given = values.tolist()
