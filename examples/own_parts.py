@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 import isthmus
-from isthmus import ConvexSet, Mechanism, PrivateClassifier, Release, Sketch, Stage, estimators, minimize
-from isthmus.algorithms import Budget, algorithm, rounds_of
+from isthmus import ConvexSet, Mechanism, PrivateClassifier, Release, Sketch, estimators, minimize
+from isthmus.algorithms import Budget, algorithm
 from isthmus.algorithms.suggest import allowed_step, full_run, walk
 from isthmus.base.matrix import matmul
 from isthmus.base.randomness import signs
 from isthmus.objectives import LinearModel
 from isthmus.objectives.targets import SignedLabels
 from isthmus.parts import Weighted
-from isthmus.privacy import Adjacency, Charge, Clip, Gaussian
+from isthmus.privacy import Adjacency, Clip, Gaussian
 from isthmus.sketches.base import Random, resolve
 
 
@@ -102,17 +102,8 @@ class Coarse(Mechanism):
 
 @algorithm(words="descends on all records through a folding of the gradient")
 def folded_gd(*, epsilon, delta=None, clip, step, m=0.5, n=None, adjacency="add-remove"):
-    budget = Budget(epsilon, delta, adjacency, n)
-
-    def build(binding):
-        sampler = budget.sampler(binding, None)
-        rounds = rounds_of(binding, sampler, budget.records(binding))
-        plan = budget.plan(binding, [Charge("gradient", Coarse(1.0), rounds, sampler=sampler)])
-        release = Release(encode=Folding(m), clip=Clip(clip), mechanism=plan.mechanism("gradient"))
-        stages = [Stage(sampler, [release])]
-        return budget.pipeline(binding, plan, rounds, stages, lambda t: step, average=Weighted())
-
-    return build
+    release = Release(encode=Folding(m), clip=Clip(clip), mechanism=Coarse(1.0))
+    return Budget(epsilon, delta, adjacency, n).descent(release, lambda t: step, average=Weighted())
 
 
 @folded_gd.suggest_arguments(evidence="an example: half the numbers, the rest as plain DP-GD")

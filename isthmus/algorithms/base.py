@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import FirstOrderStationary, Mirror, Step, average_of
-from isthmus.core.pipeline import Pipeline, Promise, Round, Stage, StepSize
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, StepSize
 from isthmus.core.wire import State
 from isthmus.lifts import Lift, ProjectAndLift, pinv
 from isthmus.penalties import NoPenalty
@@ -265,6 +265,20 @@ class Budget:
         """The stages in a loop of so many rounds under a plan, with projected steps unless the slots say otherwise."""
         slots.setdefault("update", Step(binding.constraint, binding.penalty))
         return Pipeline(stages, step, rounds=rounds, promise=self.promise(plan, binding), **slots)
+
+    def descent(
+        self, release: Release, step: StepSize, *, batch_size: int | None = None, **slots: Any
+    ) -> Callable[[Binding], Pipeline]:
+        """What builds a loop with one release a round, with as much of its mechanism's noise as the budget asks for."""
+
+        def build(binding: Binding) -> Pipeline:
+            sampler = self.sampler(binding, batch_size)
+            rounds = rounds_of(binding, sampler, self.records(binding))
+            plan = self.plan(binding, [Charge("gradient", release.mechanism, rounds, sampler=sampler)])
+            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism("gradient"))])
+            return self.pipeline(binding, plan, rounds, [stage], step, **slots)
+
+        return build
 
 
 def rounds_of(binding: Binding, sampler: PrivateSampler, n: int, scheduled: int | None = None) -> int:

@@ -294,7 +294,7 @@ class _PrivateDescent(_Descent):
             sampler = replace(drawn, expected=float(groups))  # the mean is over groups
         rounds, clip = rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
         gradient = Charge("gradient", rounds=rounds, share=1 - sum(item.share for item in self.buys), sampler=sampler)
-        charges = [*purchases._charges_of(self.buys), gradient]
+        charges = [*(Charge(item.name, share=item.share) for item in self.buys), gradient]
         if isinstance(clip, AdaptiveClip):
             shares = {"gradient": 1 - COUNT_SHARE, clip.release: COUNT_SHARE}
             charges = [replace(gradient, name=name, share=share, stage="main") for name, share in shares.items()]

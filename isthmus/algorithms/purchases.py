@@ -696,11 +696,6 @@ class _Copied(Purchase):
         return replace(prepared, objective=prepared.objective.with_inputs(X.plain()))
 
 
-def _charges_of(items: Sequence[SumPurchase]) -> list[Charge]:
-    """What the items take of a budget."""
-    return [Charge(item.name, share=item.share) for item in items]
-
-
 def _paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list[Purchase]:
     """The items with the mechanisms of a plan."""
     return [_Paid(item, plan.mechanism(item.name), terms) for item in items]
@@ -721,7 +716,8 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
         return recipe
 
     def build(binding: Binding) -> Pipeline:
-        pipe = recipe.bind(replace(binding, before=(*_charges_of(items), *binding.before)))
+        charges = tuple(Charge(item.name, share=item.share) for item in items)
+        pipe = recipe.bind(replace(binding, before=charges + binding.before))
         plan, n = None, 1
         if pipe.promise is not None:
             plan, n = pipe.promise.plan, pipe.promise.records

@@ -466,22 +466,13 @@ def algorithm(function: Any = None, /, **said: Any) -> Any:
     A whole recipe, noisy gradient descent, which the planner then ranks among its own:
 
     >>> from isthmus import plan
-    >>> from isthmus.algorithms import Budget, algorithm, rounds_of
-    >>> from isthmus.privacy import Charge, Clip
-    >>> from isthmus.core.parts import Step
-    >>> from isthmus.core.pipeline import Pipeline, Release, Stage
+    >>> from isthmus.algorithms import Budget, algorithm
+    >>> from isthmus.privacy import Clip, Gaussian
+    >>> from isthmus.core.pipeline import Release
     >>> @algorithm
     ... def my_gd(*, epsilon, delta=None, clip, step, n=None, adjacency="add-remove"):
-    ...     budget = Budget(epsilon, delta, adjacency, n)
-    ...     def build(binding):
-    ...         sampler = budget.sampler(binding, None)
-    ...         rounds = rounds_of(binding, sampler, budget.records(binding))
-    ...         split = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
-    ...         release = Release(clip=Clip(clip), mechanism=split.mechanism("gradient"))
-    ...         update = Step(binding.constraint, binding.penalty)
-    ...         promise = budget.promise(split, binding)
-    ...         return Pipeline([Stage(sampler, [release])], lambda t: step, update, rounds=rounds, promise=promise)
-    ...     return build
+    ...     release = Release(clip=Clip(clip), mechanism=Gaussian(1.0))
+    ...     return Budget(epsilon, delta, adjacency, n).descent(release, lambda t: step)
     >>> ranked = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
     >>> [choice.name for choice in ranked.choices], dict(ranked.choice("my_gd").arguments)["clip"]
     (['dp_sgd', 'my_gd'], 0.5)
@@ -507,7 +498,7 @@ def find(address: str) -> Algorithm[...] | None:
     module, _, path = address.partition(":")
     source: object = sys.modules.get(module)
     for part in path.split("."):
-        source = getattr(source, "__dict__", {}).get(part)  # as it is: a module's own __getattr__ may import something
+        source = inspect.getattr_static(source, part, None)  # a module's own __getattr__ may import something
     if isinstance(source, Algorithm):
         return source
     return None

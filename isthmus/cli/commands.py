@@ -455,9 +455,7 @@ def describe(screen: Out, data: str, bins: int, delta: float | None, adjacency: 
 
 
 @command(
-    _option(
-        "--rows -n n", _COUNT, "The number of records: a public number, or an estimate.", required=True, metavar="N"
-    ),
+    _option("--rows -n n", _COUNT, _RECORDS, required=True, metavar="N"),
     _option("--columns -d d", _COUNT, "The number of columns of numbers, once encoded.", required=True, metavar="D"),
     _option("--epsilon", float, "The budget; inf plans a run that is not private.", required=True),
     _DELTA,

@@ -79,10 +79,9 @@ class Scaled(View):
 
     def with_constant(self, value: float = 1.0) -> Scaled:
         """The same rows with one more column, a constant."""
-        n, p = self.shape
         B = torch.nn.functional.pad(self.B, (0, 1, 0, 1))
         B[-1, -1] = value
-        U = torch.cat([self.U, torch.ones(n, 1).double()], 1)
+        U = torch.nn.functional.pad(self.U, (0, 1), value=1.0)
         return Scaled(self.X, self.weight, self.r, U, B, far=self.far, bias=value)
 
     def without_constant(self) -> Scaled:
@@ -338,12 +337,11 @@ class RowMap:
 
     def _features(self, base: Scaled) -> Scaled:
         """(x - shift) * weight, without the constant column."""
-        view, n = base.without_constant(), base.shape[0]
+        view = base.without_constant()
         shift, weight = self._columns(view.shape[1])
         inner, U, B = view.weight * weight[: len(view.weight)], view.U, view.B * weight
         if self.shift is not None:
-            ones = torch.ones(n, 1, dtype=torch.float64)
-            U, B = torch.cat([U, ones], 1), torch.cat([B, -(shift * weight)[None]])
+            U, B = torch.nn.functional.pad(U, (0, 1), value=1.0), torch.cat([B, -(shift * weight)[None]])
         scaled = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
         if bool((endless := ~(scaled.upper < FAR)).any()):
             scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=scaled.far)
@@ -371,11 +369,8 @@ class RowMap:
         low, high = self.low.to(X.dtype), self.high.to(X.dtype)
         if isinstance(X, Streamed):
             return X.mapped(lambda rows, where: torch.minimum(torch.maximum(rows, low), high))
-        inside = all(
-            bool(((part >= low) & (part <= high)).all())
-            for part in X.split(max(1, matrix.CHUNK_BYTES // (8 * X.shape[1])))
-        )
-        if inside:
+        parts = X.split(max(1, matrix.CHUNK_BYTES // (8 * X.shape[1])))
+        if all(bool(((part >= low) & (part <= high)).all()) for part in parts):
             return X
         return torch.minimum(torch.maximum(X, low), high)
 

@@ -135,7 +135,7 @@ def prepare(
         tested = len(test[1])
         if settings.test is None or settings.measure_epsilon is not None:  # of a public file every rank has the whole
             tested = sum(crew.all(tested))
-    if public is not None and _targets(public, target.name) is not None:
+    if public is not None and public.targets(target.name) is not None:
         shared = rows_of(public, schema, "public")
     elif public is not None:
         shared = public.x if public.frame is None else numbers_of(public.frame, schema.read_by(public.separator))
@@ -154,7 +154,7 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     """The encoded rows that have a target, and their targets; refused if `all_have` one and some have not."""
     target = schema.target
     assert target is not None
-    targets = _targets(table, target.name)
+    targets = table.targets(target.name)
     remedy = f"give a file with the column {target.name!r}: this one does not have it"
     if table.frame is None:
         remedy = "give a file with targets y: this one has none"
@@ -268,10 +268,11 @@ def _listed(names: list[str]) -> str:
 def _settle_target(settings: Settings, table: Table, public: Table | None) -> tuple[Target, list[str]]:
     """The target with its task and classes: declared, taken from public rows, or guessed with a leak."""
     name, task, classes, ranged = settings.target or "y", settings.known_task, settings.classes, settings.target_bounds
-    source, origin, leaks, free = _targets(table, name), table, [], False
-    validate.check(source is not None, "data", table.name, "give a file with targets y: this one has none")
-    if public is not None and _targets(public, name) is not None:
-        source, origin, free = _targets(public, name), public, True
+    validate.check(table.targets(name) is not None, "data", table.name, "give a file with targets y: this one has none")
+    free, origin, leaks = public is not None and public.targets(name) is not None, table, []
+    if free and public is not None:
+        origin = public
+    source = origin.targets(name)
     if task is None:
         task = _guess_task(name, source, settings.decimal, origin.separator)
         (other,) = set(TASKS) - {task}
@@ -310,14 +311,6 @@ def _as_option(words: Iterable[str]) -> str:
 
 def _numbers_of(values: Series, decimal: str | None, separator: str | None) -> np.ndarray:
     return as_numbers(values, Column("y", "number").read_by(separator, decimal))
-
-
-def _targets(table: Table, name: str) -> Series | None:
-    if table.frame is None:
-        return table.y
-    if name not in table.frame.columns:
-        return None
-    return table.frame[name]
 
 
 def _guess_task(name: str, values: Series, decimal: str | None, separator: str | None) -> str:

@@ -75,6 +75,12 @@ class Table:
         """How many rows."""
         return len(self.frame) if self.frame is not None else int(self.x.shape[0])
 
+    def targets(self, name: str) -> Any:
+        """Its column of this name, or the targets of a matrix; None where it has none."""
+        if self.frame is None:
+            return self.y
+        return self.frame[name] if name in self.frame.columns else None
+
     def part(self, number: int, parts: int) -> tuple[Table, int]:
         """One of so many runs of neighbouring rows that make up the table, and how many rows come before it.
 
