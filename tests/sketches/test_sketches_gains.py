@@ -35,10 +35,6 @@ def found(name: str):
     return _ResidualMap(draw("count-layers"))
 
 
-def made(name: str):
-    return found(name) if name in FOUND else draw(name)
-
-
 def matrices(sketch, dtype: torch.dtype):
     """The m x d matrix as `rows` and, where that is quick, as `forward` applies it."""
     units = torch.eye(sketch.d, dtype=dtype)
@@ -58,25 +54,19 @@ def worst(phi: torch.Tensor) -> dict[float, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", [*CASES, *FOUND])
 def test_no_map_exceeds_its_gain_as_it_is_applied(name: str, dtype: torch.dtype) -> None:
-    sketch = made(name)
-    for phi in matrices(sketch, dtype) if sketch.d <= 1600 else []:
+    sketch = found(name) if name in FOUND else draw(name)
+    if sketch.d > 1600:
+        return
+    for phi in matrices(sketch, dtype):
         true = {1: phi.abs().sum(0).max(), 2: torch.linalg.matrix_norm(phi, 2), math.inf: phi.abs().sum(1).max()}
         for ord, value in true.items():
             assert float(value) <= sketch.gain(ord), (ord, float(value) / sketch.gain(ord) - 1)
-    if sketch.d > 1600:
-        return
     for ord, vector in worst(matrices(sketch, torch.float64)[0]).items():
         v = vector.to(dtype)
         # the terms of a code are added in float64, and the code is rounded once
         code = sketch.forward(v.double()).to(dtype)
         lengths = [torch.linalg.vector_norm(x.double(), ord) for x in (code, v)]
         assert float(lengths[0]) <= sketch.gain(ord) * float(lengths[1])
-
-
-@pytest.mark.parametrize("name", list(CASES))
-def test_the_certificate_costs_next_to_nothing(name: str) -> None:
-    sketch = draw(name)
-    assert sketch.gain(2) <= sketch.norm * (1 + 2e-5)
 
 
 def test_the_reserve_is_needed() -> None:

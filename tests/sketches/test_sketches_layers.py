@@ -102,11 +102,6 @@ def test_residual_is_what_the_shared_map_loses(encoder):
     assert sketch.gain(float("inf")) >= float(projector.abs().sum(1).max())
 
 
-def test_residual_of_a_map_that_is_not_tight_is_refused():
-    with pytest.raises(ValueError, match="tight"):
-        sketches.Residual(sketches.CountSketch(5, scaling="jl")).bind(Rounds(), None)
-
-
 def test_progressive_follows_the_epoch():
     context, state = Rounds(rows()), None
     schedule = sketches.Progressive(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from test_sketches_layers import Rounds
 
 from isthmus import sketches
+from isthmus.base.space import Space
+from isthmus.gradients import Dense
 from isthmus.sketches.hashed import Buckets
+from isthmus.sketches.public import learned
 
 SIZED = [sketches.GaussianSketch, sketches.RademacherSketch, sketches.SparseJL, sketches.CountSketch, sketches.SRHT]
 SIZED += [sketches.Coordinates, sketches.TensorSketch]
@@ -33,6 +38,12 @@ def test_sizes(make, m):
         (lambda: sketches.CountSketch(3).draw(10, t=-1), "t=-1"),
         (lambda: sketches.CountSketch(3).draw(0), "d=0"),
         (lambda: Buckets(0, 1 << 46, 3), "d="),
+        (lambda: sketches.CountSketch(3).draw(1 << 46), "d="),
+        (lambda: sketches.CountSketch(3).draw(10).gain(3), "ord"),
+        (lambda: sketches.Coordinates(3).draw(10).gain(3), "ord"),
+        (lambda: sketches.GaussianSketch(3).draw(10).gain(3), "ord"),
+        (lambda: sketches.Residual(sketches.CountSketch(5, scaling="jl")).bind(Rounds(), None), "tight"),
+        (lambda: learned(Space.flat(4), Dense(torch.zeros(3, 4)), 1), "all zero"),
         (lambda: sketches.Nice(0), "tau"),
         (lambda: sketches.Nice(11).draw(10), "tau"),
         (lambda: sketches.Nice(2, bounds=[1.0, 0.0]).draw(2), "bounds"),
@@ -65,9 +76,3 @@ def test_sizes(make, m):
 def test_arguments(make, argument):
     with pytest.raises(ValueError, match=argument):
         make()
-
-
-def test_unknown_norms_are_refused():
-    for encoder in (sketches.CountSketch(3), sketches.Coordinates(3), sketches.GaussianSketch(3)):
-        with pytest.raises(ValueError, match="ord"):
-            encoder.draw(10).gain(3)
