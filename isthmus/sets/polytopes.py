@@ -149,7 +149,7 @@ class ConvexHull(ConvexSet):
     def _project(self, x: Tensor) -> Tensor:
         rows, target = self.vertices.to(x.device), x.double()
         eps = torch.finfo(torch.float64).eps
-        p, gap = nearest(target, lambda g: rows[(rows @ g).argmax()].clone(), 4 * eps, 100 + 20 * sum(rows.shape))
+        p, gap = nearest(target, lambda g: rows[(rows @ g).argmax()], 4 * eps, 100 + 20 * sum(rows.shape))
         scale = max(1.0, norm(target), norm(rows)) * max(1.0, norm(rows))
         if gap > 1e-10 * scale:
             raise ArithmeticError(f"ConvexHull.project ended with optimality gap {gap:.1e}: rescale the vertices")

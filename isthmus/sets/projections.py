@@ -165,7 +165,7 @@ def nearest(x: Tensor, oracle: Callable[[Tensor], Tensor], tol: float, max_itera
     """
     atoms = oracle(x)[None]
     weights = torch.ones(1).to(atoms)
-    p = atoms[0]
+    p = atoms[0].clone()  # the oracle may hand out its own memory
     gap = float("inf")
     for _ in range(max_iterations):
         step = x - p
