@@ -43,6 +43,15 @@ def once(scenario: Callable[[int], Any], folder: Any, size: int = 2) -> list[Any
         return list(torch.load(path, weights_only=False))
 
 
+def caught(make: Callable[[], Any]) -> tuple[str, str]:
+    """The kind and the words of what a call raised; empty where it raised nothing."""
+    try:
+        make()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def together(scenario: Callable[[int], Any], size: int = 2) -> list[Any]:
     """What a function of the rank returned on each rank; ranks have different thread counts."""
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gloo import once
+from gloo import caught, once
 
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
@@ -74,14 +74,6 @@ class Broken(Logistic):
         return super().rows(w, index)
 
 
-def _caught(make: Callable[[], Any]) -> tuple[str, str]:
-    try:
-        make()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", ""
-
-
 def scenario(rank: int) -> dict[str, Any]:
     mine, found = AllReduce(), {}
     for name, make in SAME.items():
@@ -97,11 +89,11 @@ def scenario(rank: int) -> dict[str, Any]:
     found["secret"] = {"x": secret.x, "sent": dict(mine.group.sent)}
 
     small = Ledger(budget=(0.5, 1e-5))
-    found["planned"] = _caught(lambda: minimize(logistic(rank), gd(), steps=5, clients=AllReduce(), ledger=small))
-    found["spent"] = _caught(lambda: minimize(logistic(rank), gd(), steps=5, clients=AllReduce(), ledger=_Thin()))
+    found["planned"] = caught(lambda: minimize(logistic(rank), gd(), steps=5, clients=AllReduce(), ledger=small))
+    found["spent"] = caught(lambda: minimize(logistic(rank), gd(), steps=5, clients=AllReduce(), ledger=_Thin()))
     book, X = Ledger(), logistic(rank)
     bad = Broken(X.X, (X.y > 0).long(), classes=[0, 1]) if rank else X
-    told = _caught(lambda: minimize(bad, gd(), steps=5, clients=AllReduce(), ledger=book))
+    told = caught(lambda: minimize(bad, gd(), steps=5, clients=AllReduce(), ledger=book))
     found["broken"] = (*told, book.rounds())
     plain, start = Pipeline([Stage(Shuffle(4))], rule), torch.full((6,), float(rank)).double()
     for name, recipe, more in (
@@ -110,9 +102,7 @@ def scenario(rank: int) -> dict[str, Any]:
         ("step", gd(step=1.0 + rank), {}),
         ("start", plain, {"x0": start}),
     ):
-        found[name] = _caught(
-            lambda recipe=recipe, more=more: minimize(X, recipe, steps=3, clients=AllReduce(), **more)
-        )
+        found[name] = caught(lambda recipe=recipe, more=more: minimize(X, recipe, steps=3, clients=AllReduce(), **more))
     return found
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import PrivacyEngine
+from isthmus.gradients.layers import Layers
 
 
 class Own(nn.Module):
@@ -53,6 +54,16 @@ def private(module: nn.Module, count: int = 64, lr: float = 0.1, **options: Any)
 def clipped_sum(module: nn.Module, engine: PrivacyEngine, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> Tensor:
     """The sum of the clipped gradients, just before the noise."""
     return sums(engine, lambda: loss(module(x), y, reduction="sum"), len(x))["gradient"].value.double()
+
+
+def rows_alone(module: nn.Module, x: Tensor, y: Tensor) -> list[list[Tensor]]:
+    """The gradient of each example by leaf, from a pass of it alone."""
+    bindings, parameters, rows = Layers(module).bindings.values(), list(module.parameters()), []
+    for one, target in zip(x.split(1), y.split(1), strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(module(one), target), parameters)
+        by_id = {id(p): g for p, g in zip(parameters, gradients, strict=True)}
+        rows.append([binding.packed(by_id) for binding in bindings])
+    return rows
 
 
 def movement(module: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import per_example, sums
-from mixing_cases import private
+from engine_cases import sums
+from mixing_cases import private, rows_alone
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -53,13 +53,7 @@ def clipped(module: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tenso
 
 
 def expected(module: nn.Module, x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-    gradients = per_example(module, x, y)
-    table = [gradients["scale"]] if "scale" in gradients else []
-    body = [name.removesuffix(".weight") for name in gradients if name.endswith(".weight")]
-    for name in body:
-        matrix, bias = gradients[f"{name}.weight"], gradients[f"{name}.bias"]
-        table.append(torch.cat([matrix, bias[:, :, None]], 2).flatten(1))
-    rows = weight * torch.cat(table, 1)
+    rows = weight * torch.stack([torch.cat(leaves) for leaves in rows_alone(module, x, y)])
     return (rows / rows.norm(dim=1).clamp(min=1)[:, None]).sum(0)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import numbered, private, step, sums
+from engine_cases import clipped, numbered, private, step, sums
+from grids import pairs
+from mixing_cases import rows_alone
 from torch import Tensor, nn
 
 from isthmus import InvalidInput
@@ -94,6 +97,39 @@ class State(nn.Module):
         return self.head(h)
 
 
+class Norm(nn.Module):
+    """A norm of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.1 * torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+class Every(nn.Module):
+    """A class token, shared positions, a bias that all examples share, flattened tokens, and a tied output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place, self.bias = nn.Embedding(11, WIDTH), nn.Embedding(STEPS, WIDTH), nn.Embedding(4, 1)
+        self.start, self.norm, self.mix, self.out = (
+            nn.Parameter(torch.randn(1, 1, WIDTH)),
+            Norm(),
+            nn.Linear(WIDTH, WIDTH),
+            Norm(),
+        )
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = self.token(index) + self.place(torch.arange(index.shape[1]))
+        x = self.norm(torch.cat([self.start.expand(len(x), -1, -1), x], 1))
+        places = (torch.arange(STEPS + 1)[:, None] - torch.arange(STEPS + 1)[None]).clamp(0, 3)
+        x = x + F.scaled_dot_product_attention(x, x, x, self.bias(places).permute(2, 0, 1))
+        x = x + self.mix(x.reshape(-1, WIDTH)).view_as(x).tanh()
+        return F.linear(self.out(x[:, 0]), self.token.weight)
+
+
 def words(n: int) -> Tensor:
     return torch.randint(0, 11, (n, STEPS))
 
@@ -103,6 +139,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "picture": (Picture, lambda n: torch.randn(n, 1, 8, 8)),
     "relative positions": (Relative, words),
     "state space": (State, words),
+    "every use": (Every, words),
 }
 
 
@@ -120,24 +157,27 @@ def test_a_run_ends_by_itself_whatever_sizes_chance_draws(family: str, expected:
     assert len(run.rounds) == rounds
 
 
-@pytest.mark.parametrize("first", [1, 2, STEPS, WIDTH])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_first_batch_of_any_size_gives_the_gradients_of_its_examples(family: str, first: int) -> None:
-    """A sum of rows that are clipped at far more than they have is the gradient of the batch."""
+SIZES = [1, 2, STEPS, STEPS + 1, WIDTH, 12]
+
+
+@pytest.mark.parametrize("family, first, clipping", pairs(FAMILIES, SIZES, ["flat", "per_layer"]))
+def test_a_first_batch_of_any_size_gives_the_clipped_sum_of_its_examples(
+    family: str, first: int, clipping: str
+) -> None:
+    """Each example as it is alone, clipped as a whole or leaf by leaf."""
     torch.manual_seed(0)
     make, inputs = FAMILIES[family]
-    module = make().double()
-    x = inputs(40)
+    module, x, y = make().double(), inputs(12), torch.arange(12) % 3
     x = x.double() if x.is_floating_point() else x
-    loss = F.cross_entropy(module(x[:first]), torch.arange(first) % 3, reduction="sum")
-    plain = torch.autograd.grad(loss, list(module.parameters()))
-    options = {"noise_multiplier": 1e-9, "max_grad_norm": 1e3, "normaliser": 1.0, "loss_reduction": "sum"}
-    run = private(module, numbered(x), batch=first, **options)
-    norm = torch.cat([g.reshape(-1) for g in plain]).norm()
+    leaves = [torch.stack(each) for each in zip(*rows_alone(copy.deepcopy(module), x, y), strict=True)]
+    bound = 1.0 if clipping == "flat" else len(leaves) ** -0.5
+    rows = [torch.cat(leaves, 1)] if clipping == "flat" else leaves
+    alone = torch.cat([clipped(each, bound) for each in rows], 1)
+    run = private(module, numbered(x), batch=first, clipping=clipping, max_grad_norm=1.0, loss_reduction="sum")
     for size in (first, 3, STEPS, first):
-        loss = lambda n=size: F.cross_entropy(run.module(x[:n]), torch.arange(n) % 3, reduction="sum")  # noqa: E731
-        total = sums(run.engine, loss, size)["gradient"].value.double()
-        assert size != first or float(total.norm()) == pytest.approx(float(norm), rel=1e-6)
+        loss = lambda n=size: F.cross_entropy(run.module(x[:n]), y[:n], reduction="sum")  # noqa: E731
+        found = sums(run.engine, loss, size)["gradient"].value.double()
+        torch.testing.assert_close(found, alone[:size].sum(0), rtol=1e-5, atol=1e-5)
 
 
 class Squeezed(nn.Module):

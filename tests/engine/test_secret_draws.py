@@ -64,7 +64,10 @@ def seed(value: int = 0) -> None:
     np.random.seed(value)
 
 
-def total(run: Any, keep: Tensor, value: int = 0) -> Tensor:
+EVERYONE = torch.ones(N, dtype=torch.bool)
+
+
+def total(run: Any, keep: Tensor = EVERYONE, value: int = 0) -> Tensor:
     """The clipped sum of some records, the user's generators seeded right before the pass."""
     data = records()
 
@@ -77,9 +80,8 @@ def total(run: Any, keep: Tensor, value: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_known_seed_tells_nothing_about_the_masks(way: str) -> None:
-    everyone = torch.ones(N, dtype=torch.bool)
     run = made(Functional(way))
-    sums = torch.stack([total(run, everyone) for _ in range(3)])
+    sums = torch.stack([total(run) for _ in range(3)])
     assert float(torch.cdist(sums, sums)[0, 1:].min()) > 0.1 * C  # the same seed, other masks
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     seed()
@@ -91,9 +93,8 @@ def test_a_known_seed_tells_nothing_about_the_masks(way: str) -> None:
 def test_runs_for_tests_stay_repeatable_and_are_not_private(way: str) -> None:
     """What the finding measured: with masks that follow the seed, one record shifts those of all after it."""
     run = made(Functional(way), noise_generator=torch.Generator().manual_seed(0))
-    everyone, one = torch.ones(N, dtype=torch.bool), torch.arange(N) != 0
-    assert torch.equal(total(run, everyone), total(run, everyone))
-    assert float((total(run, everyone) - total(run, one)).norm()) > 2 * C
+    assert torch.equal(total(run), total(run))
+    assert float((total(run) - total(run, torch.arange(N) != 0)).norm()) > 2 * C
     assert not run.engine.statement(1e-5).private
 
 
@@ -101,7 +102,7 @@ def test_draws_that_depend_on_other_examples_are_refused() -> None:
     """A random leaky ReLU draws for negative entries only: what one example holds shifts the draws of the next."""
     run = made(Functional("rrelu"))
     with pytest.raises(InvalidInput, match="examples meet"):
-        total(run, torch.ones(N, dtype=torch.bool))
+        total(run)
 
 
 def test_the_statement_says_which() -> None:
@@ -142,7 +143,7 @@ MASKS: list[Tensor] = []
 def test_activation_checkpointing_replays_the_secret_masks(reentrant: bool) -> None:
     run = made(Checkpointed(reentrant))
     MASKS.clear()
-    total(run, torch.ones(N, dtype=torch.bool))
+    total(run)
     first, again = MASKS[-2:]  # those before were of copies that were tried out
     assert len(first) == N and torch.equal(first, again)
     assert 0.4 < float(first.double().mean()) < 0.6
@@ -157,7 +158,7 @@ def test_generators_of_a_modules_own_are_refused() -> None:
     run = made(Functional("module"))
     run.module.drop.many = [torch.Generator()]
     with pytest.raises(InvalidInput, match=r"drop.many\[0\]"):
-        total(run, torch.ones(N, dtype=torch.bool))
+        total(run)
     assert not generators_hidden()
 
 
@@ -169,7 +170,7 @@ def test_a_module_that_seeds_itself_is_refused() -> None:
 
     run = made(Seeds("module"))
     with pytest.raises(InvalidInput, match="inside its forward pass"):
-        total(run, torch.ones(N, dtype=torch.bool))
+        total(run)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -184,11 +185,11 @@ def test_generators_come_back_after_a_pass_that_failed(error: type[BaseException
 
     run = made(Fails("module"))
     with pytest.raises(error):
-        total(run, torch.ones(N, dtype=torch.bool))
+        total(run)
     run.module.fail = False
     run.engine.driver.rest()
     assert torch.initial_seed() == 0 and not generators_hidden()
-    total(run, torch.ones(N, dtype=torch.bool))
+    total(run)
 
 
 class Augmented(Indexed):
