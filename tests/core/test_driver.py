@@ -170,38 +170,9 @@ def test_an_empty_batch_takes_its_round_and_an_evaluation_opens_none() -> None:
     assert torch.equal(driver.layers.pack(), before)
 
 
-def test_several_positions_and_a_reused_layer() -> None:
-    """Sequences sum over positions; a layer used twice is one leaf."""
-    torch.manual_seed(0)
-    layer = nn.Linear(5, 5).double()
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(torch.tanh(self.layer(x))).sum((1, 2))
-
-    x, y = torch.randn(6, 3, 5, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
-    objective = ModuleObjective(Twice(), nn.functional.mse_loss, (x, y))
-    w = objective.start()
-
-    def one(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        matrix = w.view(5, 6)
-        inner = torch.tanh(x @ matrix[:, :5].T + matrix[:, 5])
-        return ((inner @ matrix[:, :5].T + matrix[:, 5]).sum() - y) ** 2
-
-    expected = vmap(grad(one), (None, 0, 0))(w, x, y)
-    rows = objective.rows(w)
-    torch.testing.assert_close(rows.dense(), expected, rtol=0, atol=1e-10)
-    assert bool((rows.norms() >= expected.norm(dim=1)).all())
-
-
 @pytest.mark.parametrize(
     "module, text",
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "BatchNorm1d"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "BatchNorm1d"),
         (nn.LSTM(3, 3), "LSTM"),
         (nn.ReLU(), "at least one trainable"),

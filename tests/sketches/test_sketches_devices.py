@@ -48,7 +48,11 @@ def use(sketch, positions):
 @pytest.mark.parametrize("positions", [None, 1, 3])
 @pytest.mark.parametrize("name", [name for name in LAYERED if not name.startswith("residual")])
 def test_the_hot_path_stays_on_its_device(name, positions):
-    sketch = bound(name)
+    stays(bound(name), positions)
+
+
+def stays(sketch, positions):
+    """Nothing of a round moves to another device, or meets a tensor of one."""
     use(sketch, positions)
     with Watch() as watch:
         results = use(sketch, positions)
