@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from isthmus.base import secret
 from isthmus.base.atomic import CannotWrite, atomic_write, writing
@@ -96,6 +96,8 @@ _INSERT = "INSERT INTO records VALUES (?, ?, ?)"
 _DATABASE = b"SQLite format 3\0"
 _PATIENCE = 600.0
 """Seconds that an operation waits for those of other processes."""
+_SILENCE = 5.0
+"""How many of them it waits before it says so."""
 _FULL = "nothing was released for it; make room, and go on: what is there still counts"
 
 _alone = threading.Lock()
@@ -406,8 +408,33 @@ class _FileRecords(_Records):
         self.append({"kind": "torn", "run": "", "charges": list(most.values())})
 
 
+class _Waiting(sqlite3.Connection):
+    """A connection that says, once, that it waits for another process, and waits on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, timeout=_SILENCE, isolation_level=None)
+        self._path, self._silent = path, True
+
+    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+        """The statements that wait are BEGIN and COMMIT, and the first to look into a file that is being written."""
+        try:
+            return super().execute(sql, values)
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY or not self._silent:
+                raise
+        self._silent = False
+        warn(
+            f"another process has held the ledger {str(self._path)!r} for {_SILENCE:g} seconds, and this one goes on "
+            "waiting for it: look for another process that has the ledger open (stopped in a debugger, say), and let "
+            "it go on or end it",
+            RuntimeWarning,
+        )
+        super().execute(f"PRAGMA busy_timeout={round(1000 * (_PATIENCE - _SILENCE))}")
+        return super().execute(sql, values)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+    database = _Waiting(path)
     database.text_factory = bytes
     database.execute("PRAGMA synchronous=EXTRA")
     return database
@@ -573,7 +600,11 @@ class Ledger:
     def open(
         cls, path: _Path, budget: _Budget = None, *, adjacency: _Relation | None = None, dataset: str | None = None
     ) -> Ledger:
-        """Continue the ledger at `path`, or create it."""
+        """Continue the ledger at `path`, or create it.
+
+        While another process is in the middle of a transaction, this waits for up to ten minutes, as every operation
+        does; after five seconds it warns.
+        """
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
     @property
