@@ -255,7 +255,10 @@ class _FileRecords(_Records):
                     yield
                     self._database.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                raise CannotWrite(f"{self.path} cannot be written ({error}): {_FULL}") from error
+                remedy = _FULL
+                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                    remedy = "nothing was released for it; look for another process that has the ledger open"
+                raise CannotWrite(f"{self.path} cannot be written ({error}): {remedy}") from error
             except (sqlite3.DatabaseError, UnicodeError) as error:  # of names in a damaged database
                 raise LedgerCorrupt(f"{self.path}: this is not a ledger, or a damaged one ({error})") from error
             if self._number > found:
@@ -420,7 +423,7 @@ class _Waiting(sqlite3.Connection):
         try:
             return super().execute(sql, values)
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY or not self._silent:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not self._silent:
                 raise
         self._silent = False
         warn(

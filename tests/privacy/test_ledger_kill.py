@@ -95,7 +95,9 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     class Full(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> Any:
             if sql.startswith(statement):
-                raise sqlite3.OperationalError("database or disk is full")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
             return super().execute(sql, *values)
 
     def full(path: Path) -> sqlite3.Connection:
