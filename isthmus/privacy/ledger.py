@@ -200,7 +200,7 @@ class _Records:
         elif kind in _SIGN:
             stage, change = self.runs[record["run"]][record["what"]], _SIGN[kind] * record["rounds"]
             if type(record["rounds"]) is not int or record["rounds"] < 1:
-                raise ValueError("a number of rounds is a whole number of at least 1")
+                positive_int(rounds=record["rounds"])
             stage.charged += change
             if record["event"] != stage.event or stage.charged < 0:
                 raise ValueError("this charge or refund was never announced or made")
