@@ -33,23 +33,11 @@ from torch.utils._pytree import tree_map_only
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
+from isthmus.core import pipeline
 from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, _MeanLossCorrection, mixed
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pipeline import (
-    Maps,
-    Pipeline,
-    Release,
-    Round,
-    Stage,
-    _measure_leaf,
-    _measured_leaves,
-    advance,
-    bind_stage,
-    close_stage,
-    fragment,
-    start,
-)
+from isthmus.core.pipeline import Maps, Pipeline, Release, Round, Stage
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import forward_guard
@@ -119,7 +107,7 @@ _EARLY = (
     "gradient is clipped to max_grad_norm, and step() releases their sum. Leave clip_grad_norm_ out (trainers take "
     "gradient_clip_val=None), or change what was released in a hook of optimizer.register_step_pre_hook"
 )
-_DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
+DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 """Those whose hooks are on a module."""
 Directions = Sequence[Sequence[Lifted]]
 """The lifted values of several rounds."""
@@ -277,12 +265,12 @@ class _BackwardAccumulator:
                 for name in self.codes.get(release.name, {}).copy():
                     self._sum_leaf(release, slot, name, factor, rounding)
                 sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = _measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
+                ready[release.name] = pipeline._measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
                 found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
                 codes[release.name] = whole(round.sketches[slot].join(found))
-        return fragment(round, self.stage, rows, codes, rounding, ready)
+        return pipeline.fragment(round, self.stage, rows, codes, rounding, ready)
 
     def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
         """Sum a leaf that is clipped by itself, and forget its rows."""
@@ -293,7 +281,7 @@ class _BackwardAccumulator:
             rows.hold = True
         if factor != 1.0:
             rows = rows.scaled(factor)
-        summed = _measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = pipeline._measure_leaf(release.clipped, bound, name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
@@ -515,7 +503,7 @@ class TorchDriver:
         """Whether a batch was handed out, and no step was taken with it."""
         self._directions: list[Sequence[Lifted]] = []
         self.pipe = replace(pipe, update=Delegate(self._directions.append))
-        self.state = start(self.pipe, torch.empty(0), seed)
+        self.state = pipeline.start(self.pipe, torch.empty(0), seed)
         self._move = optimizer.step
         self._parameters = list(self.layers.parameters())
         device = self._parameters[0].device
@@ -588,7 +576,7 @@ class TorchDriver:
         if self.private:
             self.handles += self.guard.attach(self._takes_part, self._between)
         self.handles += _plain_copies(module)
-        _DRIVERS.add(self)
+        DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls
 
@@ -636,7 +624,7 @@ class TorchDriver:
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
-        _DRIVERS.discard(self)
+        DRIVERS.discard(self)
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -715,7 +703,7 @@ class TorchDriver:
             device=self._device,
             place=self._place,
         )
-        bind_stage(round, self.stage)
+        pipeline.bind_stage(round, self.stage)
         self._accumulator.begin(round)
         self._round = round
         return round
@@ -740,10 +728,10 @@ class TorchDriver:
                 checksum = key(*map(storage.checksum, self._parameters))
             mine = message
             message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
-        close_stage(round, self.stage, message, self.keys, self.ledger)
+        pipeline.close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
-        self.state = advance(round, self.state, [message])
+        self.state = pipeline.advance(round, self.state, [message])
         self._forget_round()
         for observe in self.observers:
             observe(round)
@@ -751,7 +739,7 @@ class TorchDriver:
     def _no_records(self) -> Message:
         """The message of a batch with no records."""
         rounding = Rounding(self.stage.sampler.divisor(self.n, self.state.t))
-        return fragment(self._open(), self.stage, self.layers.no_rows(), rounding=rounding)
+        return pipeline.fragment(self._open(), self.stage, self.layers.no_rows(), rounding=rounding)
 
     def _waits(self) -> bool:
         """Whether a whole logical batch, here or on another rank, has not become a round yet."""
@@ -967,12 +955,6 @@ class TorchDriver:
                 f"the parameters {frozen} were frozen (requires_grad_(False)) after training was made private, and "
                 "would be moved all the same: call engine.detach(), freeze them, and make training private again"
             )
-
-
-def check_undriven(module: nn.Module) -> None:
-    """A module that is private already would be clipped and noised twice."""
-    driven, remedy = any(driver.module is module for driver in _DRIVERS), "call detach() on its engine first"
-    validate.check(not driven, "module", type(module).__name__, f"{remedy}: it is private already")
 
 
 def _check_drivable(pipe: Pipeline) -> None:
