@@ -498,7 +498,7 @@ def find(address: str) -> Algorithm[...] | None:
     module, _, path = address.partition(":")
     source: object = sys.modules.get(module)
     for part in path.split("."):
-        source = getattr(source, "__dict__", {}).get(part)  # as it is: a module's own __getattr__ may import something
+        source = inspect.getattr_static(source, part, None)  # a module's own __getattr__ may import something
     if isinstance(source, Algorithm):
         return source
     return None

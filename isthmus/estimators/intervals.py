@@ -84,7 +84,7 @@ class Intervals:
     __str__ = words
 
 
-def coefficient_intervals(model: _PrivateLinear, level: float = 0.95, *, residual_sd: float | None = None) -> Intervals:
+def _coefficient_intervals(model: _PrivateLinear, level: float, residual_sd: float | None) -> Intervals:
     """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
 
     residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root

@@ -500,8 +500,13 @@ class _PrivateLinear(_PrivateEstimator):
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
 
-    coefficient_intervals = intervals.coefficient_intervals
-    save = stored.save
+    def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
+        """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
+        return intervals._coefficient_intervals(self, level, residual_sd)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
+        stored.save(self, path)
 
     # ------------------------------------------------------------ what follows from the parameters alone
 

@@ -588,11 +588,14 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         validate.check(not missing, "loss", loss.__name__, remedy)
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {_READS[labels]}")
         return loss
-    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
-    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
-    for kind in named:
-        if not _missing(kind) and labels in (None, kind.labelled()):
-            return kind
+    why = ""
+    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
+        if vars(kind).get("name") == loss:
+            missing = " and ".join(_missing(kind))
+            if missing:
+                why += f"{kind.__name__} has no {missing} yet; "
+            elif labels in (None, kind.labelled()):
+                return kind
     validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
 
 

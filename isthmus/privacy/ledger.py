@@ -344,7 +344,11 @@ class _FileRecords(_Records):
         """The number and hash of a record that the file must hold; 0 where none is known."""
         number, digest = b"", b""
         with contextlib.suppress(FileNotFoundError):
-            number, _, digest = self._mark_path.read_bytes().strip().partition(b" ")
+            descriptor = os.open(self._mark_path, os.O_RDONLY)
+            try:
+                number, _, digest = os.read(descriptor, 128).strip().partition(b" ")
+            finally:
+                os.close(descriptor)
         if number.isdigit() and len(digest) == len(START):
             return int(number), digest
         return 0, b""
@@ -683,7 +687,7 @@ class Ledger:
             return dict(+self._records.rounds)
 
     def records(self) -> list[Json]:
-        """Every record, those of a file read and verified anew from the first line."""
+        """Every record, those of a file read and verified anew from the first."""
         return self._records.all()
 
     # ------------------------------------------------------------ what a run does

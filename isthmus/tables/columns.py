@@ -265,6 +265,9 @@ def _entries(values: Series) -> tuple[list[object], np.ndarray]:
     Entries that are equal and written differently (True and 1, two decimals, one moment in two zones) are different:
     else the first of them would say how all others are read.
     """
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "iu":  # a nullable one may hold gaps
+        numbers, codes = np.unique(np.asarray(values), return_inverse=True)
+        return [None, *numbers.tolist()], codes + 1
     given = values.tolist()
     keys, kinds = given, set(map(type, given)) - {type(None)}
     if len(kinds) > 1 or not kinds <= {str, int, bool}:  # else equal entries are written alike

@@ -38,6 +38,8 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     subspace_schedule                                             004 Theorems 1, 4, 6
 """
 
+from types import FunctionType
+
 from isthmus.theory import schedules
 from isthmus.theory.schedules import *  # noqa: F403
 
@@ -45,7 +47,10 @@ _HELPERS = "check_arguments check_subset_size cover law_of log_inverse round_up 
 __all__ = sorted(
     name
     for name, value in vars(schedules).items()
-    if getattr(value, "__module__", "") == schedules.__name__ and not name.startswith("_") and name not in _HELPERS
+    if isinstance(value, (FunctionType, type))
+    and value.__module__ == schedules.__name__
+    and name not in _HELPERS
+    and not name.startswith("_")
 )
 """The statements, and the classes that they return."""
 

@@ -136,14 +136,9 @@ def same(ranks: list[dict[str, Any]], name: str, model: Any, y: np.ndarray) -> N
         assert first["statement"] == other["statement"]
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [*MODELS, "few", "none"])  # parts of any size
 def test_ranks_fit_what_one_process_fits(ranks: list[dict[str, Any]], name: str) -> None:
-    same(ranks, name, *MODELS[name])
-
-
-@pytest.mark.parametrize("cut", ["few", "none"])
-def test_parts_of_any_size(ranks: list[dict[str, Any]], cut: str) -> None:
-    same(ranks, cut, *MODELS["planned"])
+    same(ranks, name, *MODELS.get(name, MODELS["planned"]))
 
 
 def test_one_ledger_and_equal_models_under_secret_noise(ranks: list[dict[str, Any]]) -> None:

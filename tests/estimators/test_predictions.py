@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import scipy.sparse as sp
-from estimator_tables import QUICK, classifier, labelled, numbered, regressor, slow_margins, sparse_rows
+from estimator_tables import classifier, labelled, numbered, regressor, slow_margins, sparse_rows
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -249,14 +249,3 @@ def test_without_privacy_a_regressor_is_near_ridge() -> None:
     new = new * np.geomspace(1, 100, 8) + 50
     model = PrivateRegressor(epsilon=math.inf, random_state=0).fit(X, y)
     assert model.score(new, truth) > Ridge().fit(X, y).score(new, truth) - 0.01
-
-
-def test_private_models_learn() -> None:
-    X, y = labelled(4000)
-    new, truth = labelled(2000, seed=1)
-    model = classifier(noise_seed=None, max_iter=60, step=None).fit(X, y)
-    assert model.score(new, truth) > LogisticRegression().fit(X, y).score(new, truth) - 0.05
-    X, y = numbered(4000)
-    new, truth = numbered(2000, seed=1)
-    fitted = PrivateRegressor(**QUICK | {"noise_seed": None, "max_iter": 30}).fit(X, y)
-    assert fitted.score(new, truth) > 0.8

@@ -15,7 +15,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MethodType
@@ -259,16 +259,17 @@ class Layers:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args = rule.prepare(args)
-            with ExitStack() as stack:
-                stack.enter_context(self.silenced(rule.parameters))
-                attributes: dict[str, Any] = {}
-                if self._given_no_examples(rule, args, kwargs):
-                    attributes |= operations._shared_parameters(rule, self, self.now.batch)
-                elif self.known.read:  # what others were given of the parameters is taken away meanwhile
-                    attributes |= dict.fromkeys(layer._parameters)
-                if attributes:
-                    stack.enter_context(operations._attributes_set(layer, attributes))
-                output = plain(*args, **kwargs)
+            others: dict[str, Any] = {}
+            if self._given_no_examples(rule, args, kwargs):
+                others |= operations._shared_parameters(rule, self, self.now.batch)
+            elif self.known.read:  # what others were given of the parameters is taken away meanwhile
+                others |= dict.fromkeys(layer._parameters)
+            with self.silenced(rule.parameters):
+                if others:
+                    with operations._attributes_set(layer, others):
+                        output = plain(*args, **kwargs)
+                else:
+                    output = plain(*args, **kwargs)
             if isinstance(output, operations._SharedTensor):
                 return output
             self._check_dimensions(rule, output)
@@ -350,7 +351,10 @@ class Layers:
                     f"the input of layer {rule.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
-            for owner, suffix, rows in rows_of(b.detach().transpose(0, dim)):
+            b = b.detach()
+            if dim:
+                b = b.transpose(0, dim)
+            for owner, suffix, rows in rows_of(b):
                 if rows.n != self.now.batch:
                     rows = self._of_examples(owner, rows)
                 if self.now.listener is not None:
@@ -427,9 +431,7 @@ def _watched(parameter: nn.Parameter) -> bool:
 
 def _keeps_batch_statistics(layer: nn.Module) -> bool:
     """Batch norm, and instance norm with running statistics."""
-    if isinstance(layer, _InstanceNorm):
-        return bool(layer.track_running_stats)
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and bool(layer.track_running_stats))
 
 
 def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[AnyRule], dict[str, LeafBinding]]:

@@ -285,7 +285,7 @@ def _check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
         "sparse": "set sparse=False: released gradients are dense, and which rows an example names is private",
     }
     for setting, remedy in settings.items():
-        value = getattr(layer, setting)
+        value = vars(layer)[setting]
         validate.check(value is None or value is False, f"{name}.{setting}".strip("."), value, remedy)
 
 
