@@ -200,8 +200,9 @@ class _Records:
             stages = {what: _Announced(**stage) for what, stage in record["announced"].items()}
             self.runs[record["run"]] = stages
         elif kind in _SIGN:
-            positive_int(rounds=record["rounds"])
             stage, change = self.runs[record["run"]][record["what"]], _SIGN[kind] * record["rounds"]
+            if type(record["rounds"]) is not int or record["rounds"] < 1:
+                positive_int(rounds=record["rounds"])
             stage.charged += change
             if record["event"] != stage.event or stage.charged < 0:
                 raise ValueError("this charge or refund was never announced or made")

@@ -91,7 +91,8 @@ class Idle(nn.Module):
         return self.last(h + self.block(h) if self.passes % 2 else h)
 
 
-def _flat() -> nn.Module:
+def flat() -> nn.Module:
+    """The last layer, of any width."""
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
 
 
@@ -101,11 +102,11 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES)), (6,)),
     "wide": (lambda: nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, CLASSES, bias=False)), (6,)),
     "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), Mean(), nn.Linear(5, CLASSES)), (STEPS, 4)),
-    "conv": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), _flat()), (1, 6, 6)),
-    "groups": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2, groups=2, padding=1), nn.ReLU(), _flat()), (2, 4, 4)),
-    "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2), nn.ReLU(), _flat()), (2, 6)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), flat()), (1, 6, 6)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2, groups=2, padding=1), nn.ReLU(), flat()), (2, 4, 4)),
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2), nn.ReLU(), flat()), (2, 6)),
     "norms": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, CLASSES)), (6,)),
-    "group-norm": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), _flat()), (1, 5, 5)),
+    "group-norm": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), flat()), (1, 5, 5)),
     "embedding": (lambda: nn.Sequential(nn.Embedding(WORDS, 4), Mean(), nn.Linear(4, CLASSES)), None),
     "tied": (Tied, None),
     "attention": (Attention, (STEPS, 4)),
@@ -150,7 +151,7 @@ def draw(rng: Rng, most: int) -> Case:
     rounds, fork = int(rng.integers(1, 3)), int(rng.integers(1 << 30))
 
     def train(given: Arrays) -> object:
-        module = _module(name, DTYPES[dtype], weights)
+        module = built(*ZOO[name], weights).to(DEVICE, DTYPES[dtype])
         return _loop(module, name, given, rounds, reduction, {**options, "sketch": SKETCHES[sketch]()}, min(n, 64))
 
     facts = {"n": n, "dtype": dtype, "data": kind, "spoilt": bad, "loss": reduction, "weights": weights}
@@ -197,14 +198,22 @@ def _data(rng: Rng, name: str, series: Series) -> dict[str, np.ndarray]:
     return {"x": x, "y": y}
 
 
-def _module(name: str, dtype: torch.dtype, weights: float) -> nn.Module:
+def built(build: Callable[[], nn.Module], shape: tuple[int, ...] | None, weights: float = 1.0) -> nn.Module:
+    """A module of the zoo, its weights times a factor."""
     torch.manual_seed(5)
-    module, shape = ZOO[name][0](), ZOO[name][1]
+    module = build()
     with torch.no_grad():  # lazy layers learn their sizes
-        module(torch.zeros(1, *shape) if shape is not None else torch.zeros(1, STEPS, dtype=torch.long))
+        module(inputs(1, shape))
         for parameter in module.parameters():
             parameter *= weights
-    return module.to(DEVICE, dtype)
+    return module
+
+
+def inputs(n: int, shape: tuple[int, ...] | None, generator: torch.Generator | None = None) -> Tensor:
+    """Drawn examples for a module of the zoo: words where it has no shape."""
+    if shape is None:
+        return torch.randint(0, WORDS, (n, STEPS), generator=generator)
+    return torch.randn(n, *shape, generator=generator)
 
 
 def _loop(

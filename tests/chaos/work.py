@@ -34,7 +34,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     return x, (x[:, 0] > 0).astype(int)
 
 
-def engine(place: Path, spoil: Callable[[int], None]) -> None:
+def engine(place: Path, spoil: Callable[[int], None]) -> PrivacyEngine:
     """A PyTorch loop with a ledger and a checkpoint every second round."""
     torch.manual_seed(0)
     x, y = rows()
@@ -62,6 +62,7 @@ def engine(place: Path, spoil: Callable[[int], None]) -> None:
                 private.save_checkpoint(path=path, module=module, optimizer=optimizer, checkpoint_dict={"done": done})
     if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
         raise ArithmeticError("the module holds NaN")
+    return private
 
 
 def minimize(place: Path, spoil: Callable[[int], None]) -> None:

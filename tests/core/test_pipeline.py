@@ -10,6 +10,7 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
+from grids import pairs
 from torch import Tensor
 
 import isthmus
@@ -226,11 +227,10 @@ def test_noise_scales_with_the_bound_after_the_sketch() -> None:
         assert bounded.bound == pytest.approx(0.3 * factor * (1 + KAPPA), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "encode", [Identity(), CountSketch(5), GaussianSketch(5), GaussianSketch(5, scaling="jl"), Coordinates(5)]
-)
-@pytest.mark.parametrize("ord", [1, 2, float("inf")])
-@pytest.mark.parametrize("before", [False, True])
+ENCODERS = [Identity(), CountSketch(5), GaussianSketch(5), GaussianSketch(5, scaling="jl"), Coordinates(5)]
+
+
+@pytest.mark.parametrize("encode, ord, before", pairs(ENCODERS, [1, 2, float("inf")], [False, True]), ids=str)
 def test_one_outlier_moves_the_sum_by_at_most_the_bound(encode: Any, ord: float, before: bool) -> None:
     objective = problem()
     huge = LeastSquares(

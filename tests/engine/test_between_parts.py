@@ -14,7 +14,7 @@ from test_mixing import APART, MEETING
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus import InvalidInput
+from isthmus import InvalidInput, PrivacyEngine
 from isthmus.core.driver import Ticket
 from isthmus.gradients.layers import trial
 from isthmus.gradients.layers.trial import _Followed
@@ -47,6 +47,18 @@ def total(module: nn.Module, engine: Any, loop: Loop, x: Tensor, y: Tensor, loss
     return sums(engine, lambda: loss(loop(module, x), y, reduction="sum"), len(x))["gradient"].value.double()
 
 
+def refused(words: str, loop: Loop, n: int = N, module: nn.Module | None = None) -> PrivacyEngine:
+    module, engine = private(module or Parts(), n)
+    with pytest.raises(InvalidInput, match=words):
+        total(module, engine, loop, *records(n))
+    return engine
+
+
+def between(case: str) -> Loop:
+    """A loop with the code of a case between its two parts."""
+    return lambda module, x: module.head((MEETING | APART)[case](module.body(x), module))
+
+
 READ = ("branch above", "branch below", "divided by their number")
 """Code that Python decides by a number of the batch, or by its size."""
 
@@ -54,13 +66,7 @@ READ = ("branch above", "branch below", "divided by their number")
 @pytest.mark.parametrize("case", [case for case in MEETING if case not in READ])
 @pytest.mark.parametrize("n", [3, 40])
 def test_examples_that_meet_between_two_parts_are_refused_before_their_gradients_are_used(case: str, n: int) -> None:
-    module, engine = private(Parts(), n)
-
-    def loop(module: nn.Module, x: Tensor) -> Tensor:
-        return module.head(MEETING[case](module.body(x), module))
-
-    with pytest.raises(InvalidInput, match="examples meet in the module"):
-        total(module, engine, loop, *records(n))
+    engine = refused("examples meet in the module", between(case), n)
     assert engine.driver._sum is None and len(engine.accountant) == 0
     assert not engine.driver._accumulator.told and not engine.driver._between.steps
 
@@ -86,18 +92,12 @@ def written(h: Tensor) -> Tensor:
 def test_numbers_that_python_reads_between_parts_are_assumed_to_be_the_loops_own(case: str) -> None:
     """What docs/privacy.md leaves to the loop: inside the module's own forward the same code is refused."""
     module, engine = private(Parts(), N)
-
-    def loop(module: nn.Module, x: Tensor) -> Tensor:
-        return module.head(MEETING[case](module.body(x), module))
-
-    assert total(module, engine, loop, *records()).isfinite().all()
+    assert total(module, engine, between(case), *records()).isfinite().all()
 
 
 @pytest.mark.parametrize("case", DETACHED)
 def test_meetings_that_leave_no_trace_in_the_graph_are_found_too(case: str) -> None:
-    module, engine = private(Parts(), N)
-    with pytest.raises(InvalidInput, match="examples meet in the module"):
-        total(module, engine, DETACHED[case], *records())
+    refused("examples meet in the module", DETACHED[case])
 
 
 class Centred(nn.Module):
@@ -106,9 +106,8 @@ class Centred(nn.Module):
 
 
 def test_a_part_in_which_examples_meet_is_refused_although_the_module_itself_is_never_called() -> None:
-    module, engine = private(Parts(nn.Sequential(nn.Linear(6, 6), Centred())), N)
-    with pytest.raises(InvalidInput, match="examples meet in the module"):
-        total(module, engine, lambda m, x: m.body(x)[:, :3], *records())
+    body = nn.Sequential(nn.Linear(6, 6), Centred())
+    refused("examples meet in the module", lambda m, x: m.body(x)[:, :3], module=Parts(body))
 
 
 @pytest.mark.parametrize("case", APART)
@@ -116,12 +115,8 @@ def test_loops_that_keep_examples_apart_pass_at_every_batch(case: str, monkeypat
     monkeypatch.setattr(trial, "AGAIN", 1)
     module, engine = private(Parts(), N)
     torch.seed()  # a loop that draws under a known seed is warned
-
-    def loop(module: nn.Module, x: Tensor) -> Tensor:
-        return module.head(APART[case](module.body(x), module))
-
     for n in (N, N - 1, N):
-        total(module, engine, loop, *records(n))
+        total(module, engine, between(case), *records(n))
 
 
 SAME: dict[str, tuple[Loop, Loop]] = {
@@ -150,12 +145,8 @@ def test_a_loop_of_parts_has_the_sum_of_a_module_that_does_the_same(case: str) -
 
 
 def test_what_cannot_be_followed_is_refused() -> None:
-    module, engine = private(Parts(), N)
-    with pytest.raises(InvalidInput, match="cannot be followed"):
-        total(module, engine, lambda m, x: m.head(torch.vmap(torch.tanh)(m.body(x))), *records())
-    module, engine = private(Parts(), N)
-    with pytest.raises(InvalidInput, match="cannot be followed"):  # the module itself returns plain tensors
-        total(module, engine, lambda m, x: m.other(F.pad(m(x), (0, 3))), *records())
+    refused("cannot be followed", lambda m, x: m.head(torch.vmap(torch.tanh)(m.body(x))))
+    refused("cannot be followed", lambda m, x: m.other(F.pad(m(x), (0, 3))))  # the module itself returns plain tensors
 
 
 @pytest.mark.parametrize("mixes", [True, False])
@@ -164,11 +155,10 @@ def test_parts_under_activation_checkpointing_are_followed(mixes: bool) -> None:
         h = checkpoint(module.body, x, use_reentrant=False)
         return module.head(h - h.mean(0) if mixes else h.relu())
 
-    module, engine = private(Parts(), N)
     if mixes:
-        with pytest.raises(InvalidInput, match="examples meet"):
-            total(module, engine, loop, *records())
+        refused("examples meet", loop)
     else:
+        module, engine = private(Parts(), N)
         assert total(module, engine, loop, *records()).isfinite().all()
 
 
@@ -176,9 +166,7 @@ def test_a_part_that_computes_inside_the_backward_pass_only_is_refused() -> None
     def loop(module: nn.Module, x: Tensor) -> Tensor:
         return module.head(checkpoint(module.body, x.requires_grad_(), use_reentrant=True))
 
-    module, engine = private(Parts(), N)
-    with pytest.raises(InvalidInput, match="use_reentrant=False"):
-        total(module, engine, loop, *records())
+    refused("use_reentrant=False", loop)
 
 
 def test_what_the_module_returns_may_go_into_a_part_as_it_is() -> None:

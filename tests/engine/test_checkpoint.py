@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 import os
 import random
 import signal
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import training_child
+from chaos import scenarios, work
+from chaos.child import Child
 from engine_cases import MODELS, N, assert_same, cnn, data, mlp, private, train
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -274,52 +271,24 @@ def test_two_modules_of_one_engine_have_their_own_checkpoints(tmp_path: Path) ->
     assert_same(fresh.module, first.module, 0.0)
 
 
-def killed(folder: Path, rounds: int, every: int, after: int, pause: float) -> None:
-    """A forked process that trains, and is killed a moment after it has said so many times that a round is done."""
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    child = fork.Process(target=training_child.main, args=(folder, rounds, every, there.send))
-    child.start()
-    there.close()
-    with contextlib.suppress(EOFError):  # it was at its end before that
-        for _ in range(after):
-            here.recv()
-    child.join(pause)
-    if child.pid is not None and child.is_alive():
-        os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    here.close()
-    assert child.exitcode in (0, -signal.SIGKILL)
-
-
-def finished(folder: Path, rounds: int, every: int) -> dict[str, Any]:
-    """A new interpreter that goes on to the end."""
-    command = [sys.executable, training_child.__file__, str(folder), str(rounds), str(every)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
-    return json.loads((folder / "result.json").read_text())
-
-
-def test_kills_never_lower_epsilon_and_raise_it_by_what_was_in_flight(tmp_path: Path) -> None:
-    """Four kills at random moments, then to the end in a new interpreter."""
-    rounds, every, kills, draws = 24, 4, 4, random.Random(os.urandom(8))
-    for _ in range(kills):
-        killed(tmp_path, rounds, every, draws.randrange(1, 8), draws.random() * 0.02)
-    found = finished(tmp_path, rounds, every)
-    assert found["finite"]
-    assert found["t"] == rounds
-    assert rounds <= found["charged"] <= rounds + kills * every
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks of a process with threads
+@pytest.mark.parametrize("kills", [0, 4])
+def test_kills_never_lower_epsilon_and_raise_it_by_what_was_in_flight(kills: int, tmp_path: Path) -> None:
+    """Trainings that are killed at random moments, or by nobody, then to the end in another process: this one."""
+    work.warm("engine")
+    longest, draws = scenarios._length("engine"), random.Random(os.urandom(8))
+    for _ in range(max(1, kills)):
+        child = Child("engine", tmp_path)
+        if kills:
+            child.stop(signal.SIGKILL, draws.uniform(0, longest))
+        assert child.wait().code in (0, -signal.SIGKILL)
+    found = work.engine(tmp_path, lambda t: None)
+    assert found.driver.state.t == work.ROUNDS <= found.ledger.rounds()["main"] <= work.ROUNDS + 2 * kills
     whole = PrivacyEngine()
-    train(private(mlp(), data(), engine=whole, noise_multiplier=2.0), rounds // 4)
-    assert whole.get_epsilon(DELTA) <= found["epsilon"] * (1 + 1e-9)
+    train(private(mlp(), data(), engine=whole, noise_multiplier=2.0), work.ROUNDS // 4)
+    assert whole.get_epsilon(DELTA) <= found.get_epsilon(DELTA) * (1 + 1e-9)
     train(private(mlp(), data(), engine=whole, noise_multiplier=2.0), kills)
-    assert found["epsilon"] <= whole.get_epsilon(DELTA) * (1 + 1e-9)
-
-
-def test_another_process_goes_on_on_the_same_ledger(tmp_path: Path) -> None:
-    for rounds in (6, 10):
-        killed(tmp_path, rounds, 3, 4, 30)
-        found = json.loads((tmp_path / "result.json").read_text())
-        assert (found["charged"], found["t"]) == (rounds, rounds)
+    assert found.get_epsilon(DELTA) <= whole.get_epsilon(DELTA) * (1 + 1e-9)
 
 
 def continued(path: Path, ledger: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import engine_cases as cases
@@ -77,35 +78,29 @@ def frozen(module: Mixture) -> Mixture:
     return module
 
 
-@pytest.mark.parametrize("top", [1, 2])
-def test_experts_that_compute_every_token_train(top: int) -> None:
-    assert len(train(Mixture("every", top)).accountant) == 4
+MEET, COUNT = "examples meet", "examples meet|saw .* examples where the module was given"
+CASES: dict[str, tuple[Callable[[], Mixture], str]] = {
+    "every token, one expert": (lambda: Mixture("every", 1), ""),
+    "every token, two experts": (lambda: Mixture("every", 2), ""),
+    "handed to frozen ones": (lambda: frozen(Mixture("chosen")), ""),
+    "balance of examples": (lambda: Mixture("every", balance="example"), ""),
+    "handed to one": (lambda: Mixture("chosen", 1), COUNT),
+    "handed to two": (lambda: Mixture("chosen", 2), COUNT),
+    "capacity": (lambda: Mixture("capacity"), MEET),
+    "capacity of frozen ones": (lambda: frozen(Mixture("capacity")), MEET),
+    "balance of the batch": (lambda: Mixture("every", balance="batch"), MEET),
+}
+"""Mixtures that train, and those that are refused: whether a token finds room depends on the examples before it."""
 
 
-def test_frozen_experts_may_be_handed_tokens() -> None:
-    assert len(train(frozen(Mixture("chosen"))).accountant) == 4
-
-
-def test_a_balance_of_single_examples_trains() -> None:
-    assert len(train(Mixture("every", balance="example")).accountant) == 4
-
-
-@pytest.mark.parametrize("top", [1, 2])
-def test_experts_that_are_handed_tokens_are_refused(top: int) -> None:
-    with pytest.raises(InvalidInput, match="examples meet|saw .* examples where the module was given"):
-        train(Mixture("chosen", top))
-
-
-@pytest.mark.parametrize("prepare", [Mixture, lambda how: frozen(Mixture(how))])
-def test_a_capacity_is_refused(prepare: Any) -> None:
-    """Whether a token finds room depends on the examples before it."""
-    with pytest.raises(InvalidInput, match="examples meet"):
-        train(prepare("capacity"))
-
-
-def test_a_balance_of_the_batch_that_the_module_returns_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="examples meet"):
-        train(Mixture("every", balance="batch"))
+@pytest.mark.parametrize("name", CASES)
+def test_mixtures_train_where_their_examples_stay_apart(name: str) -> None:
+    make, refused = CASES[name]
+    if refused:
+        with pytest.raises(InvalidInput, match=refused):
+            train(make())
+    else:
+        assert len(train(make()).accountant) == 4
 
 
 def test_a_balance_of_the_batch_in_the_loss_of_the_loop_is_not_seen() -> None:

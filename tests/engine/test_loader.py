@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from attack.modules import WORDS, ZOO, built, flat, inputs
 from engine_cases import BATCH, MODELS, N, Trained, assert_same, data, mlp, numbered, private, step, train
 from scipy import stats
 from torch import Tensor, nn
@@ -136,42 +138,20 @@ class Sequences(nn.Module):
         return self.head(self.block(self.embed(tokens))).mean(self.positions)
 
 
-KINDS: dict[str, tuple[Any, Any]] = {
-    "linear": (lambda: nn.Linear(6, 3), lambda n: torch.randn(n, 6)),
-    "conv": (
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
-        ),
-        lambda n: torch.randn(n, 1, 6, 6),
-    ),
-    "conv1d": (
-        lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)),
-        lambda n: torch.randn(n, 2, 6),
-    ),
-    "norms": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Linear(4, 3)),
-        lambda n: torch.randn(n, 6),
-    ),
-    "embedding": (
-        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)),
-        lambda n: torch.randint(0, 9, (n, 5)),
-    ),
-    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), lambda n: torch.randint(0, 9, (n, 5))),
-    "transformer": (
-        lambda: nn.Sequential(
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
-        ),
-        lambda n: torch.randn(n, 5, 8),
-    ),
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
+    **{name: ZOO[name] for name in ("mlp", "conv", "conv1d", "norms", "group-norm", "embedding")},
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Linear(4, 3)), None),
+    "transformer": (lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), flat()), (5, 8)),
 }
 
 
 @pytest.mark.parametrize("clipping", ["flat", "per_layer", "adaptive"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_batches_of_nothing_through_every_kind_of_layer(kind: str, clipping: str) -> None:
-    torch.manual_seed(0)
-    make, inputs = KINDS[kind]
-    run = private(make(), numbered(inputs(12)), batch=1, clipping=clipping, max_physical_batch_size=1)
+    build, shape = KINDS[kind]
+    run = private(
+        built(build, shape), numbered(inputs(12, shape)), batch=1, clipping=clipping, max_physical_batch_size=1
+    )
     stood_in = 0
     for _ in range(2):
         for i, x, y in run.loader:

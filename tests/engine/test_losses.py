@@ -69,33 +69,23 @@ MEANS: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("name", list(SUMS))
-def test_a_sum_that_is_called_a_mean_is_refused(name: str) -> None:
-    refused('is a sum over the examples.*loss_reduction="sum"', SUMS[name])
+CALLED_SUMS: dict[str, Loss] = SUMS | {
+    "two-tasks": lambda z, y: F.cross_entropy(z, y, reduction="sum") + (z**2).sum() / 7,
+    "over-a-public-number": lambda z, y: each(z, y).sum() / 10,
+    "a-mean-over-one": lambda z, y: each(z, y).mean() * (len(y) / 10) if len(y) else z.sum(),
+    "class-weights": lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS, reduction="sum"),
+}
+INSIDE: Loss = lambda p, y: (p.max(1).values - p.topk(2).values[:, 1] + p.sort(1).values[:, 0] + p.amax(-1)).mean()  # noqa: E731
 
 
-@pytest.mark.parametrize("name", ["torch", "own", "squares", "absolute", "binary", "two-tasks", "margin"])
-def test_a_mean_that_is_called_a_sum_is_refused(name: str) -> None:
-    refused('is a mean over the examples.*loss_reduction="mean"', MEANS[name], "sum")
-
-
-@pytest.mark.parametrize("name", list(MEANS))
+@pytest.mark.parametrize("name", [*MEANS, "choosing-inside-an-example"])
 def test_means_pass_without_a_word(name: str) -> None:
-    run = losses_of(MEANS[name])
-    assert run.engine.ledger.rounds() == {"main": 8}
+    assert losses_of(MEANS.get(name, INSIDE)).engine.ledger.rounds() == {"main": 8}
 
 
-@pytest.mark.parametrize("name", list(SUMS))
+@pytest.mark.parametrize("name", CALLED_SUMS)
 def test_sums_pass_without_a_word_where_they_are_called_sums(name: str) -> None:
-    loss = SUMS[name]
-    if name == "two-tasks":
-        loss = lambda z, y: F.cross_entropy(z, y, reduction="sum") + (z**2).sum() / 7  # noqa: E731
-    assert losses_of(loss, "sum").engine.ledger.rounds() == {"main": 8}
-
-
-def test_a_sum_over_a_public_number_is_a_sum() -> None:
-    losses_of(lambda z, y: each(z, y).sum() / 10, "sum")
-    losses_of(lambda z, y: each(z, y).mean() * (len(y) / 10) if len(y) else z.sum(), "sum")
+    assert losses_of(CALLED_SUMS[name], "sum").engine.ledger.rounds() == {"main": 8}
 
 
 def ignored(z: Tensor, y: Tensor) -> Tensor:
@@ -111,15 +101,6 @@ WEIGHED: dict[str, Loss] = {
     "scaled": lambda z, y: 0.5 * F.cross_entropy(z, y, weight=WEIGHTS) + (z**2).mean(),
     "tokens": lambda z, y: F.cross_entropy(torch.stack([z, z], 2), torch.stack([y, torch.full_like(y, -100)], 1)),
 }
-
-
-@pytest.mark.parametrize("name", list(WEIGHED))
-def test_a_mean_by_weights_or_by_counted_targets_is_refused(name: str) -> None:
-    refused("divides by the weights.*reduction='none'.*public number", WEIGHED[name])
-
-
-def test_class_weights_in_a_sum_are_fine() -> None:
-    losses_of(lambda z, y: F.cross_entropy(z, y, weight=WEIGHTS, reduction="sum"), "sum")
 
 
 def test_a_divisor_that_follows_the_batch_is_warned_of_once() -> None:
@@ -150,9 +131,28 @@ CROSSED: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("name", list(CROSSED))
-def test_terms_of_two_examples_are_refused(name: str) -> None:
-    refused("examples meet in the loss", CROSSED[name])
+SELECTING: dict[str, Loss] = {
+    "topk": lambda p, y: each(p, y).topk(2).values.mean(),
+    "max": lambda p, y: each(p, y).max(),
+    "amax": lambda p, y: each(p, y).amax(0),
+    "sort": lambda p, y: each(p, y).sort(dim=-1).values[1:].mean(),
+    "median": lambda p, y: each(p, y).median(),
+    "by class": lambda p, y: p.max(0).values.mean(),
+}
+WRONG_MEANS = {name: MEANS[name] for name in ("torch", "own", "squares", "absolute", "binary", "two-tasks", "margin")}
+REFUSED: dict[str, tuple[dict[str, Loss], str, str]] = {
+    "sum": (SUMS, "mean", 'is a sum over the examples.*loss_reduction="sum"'),
+    "mean": (WRONG_MEANS, "sum", 'is a mean over the examples.*loss_reduction="mean"'),
+    "weighed": (WEIGHED, "mean", "divides by the weights.*reduction='none'.*public number"),
+    "crossed": (CROSSED, "mean", "examples meet in the loss"),
+    "selecting": (SELECTING, "mean", "chooses among the examples|examples meet in the loss"),
+}
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, (losses, *_) in REFUSED.items() for name in losses])
+def test_losses_that_are_not_what_they_are_called_are_refused(kind: str, name: str) -> None:
+    losses, reduction, words = REFUSED[kind]
+    refused(words, losses[name], reduction)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -337,23 +337,3 @@ def test_parameters_beside_the_private_module_are_refused(where: str) -> None:
             beside.requires_grad_(False)
         loss(x, y).backward()
         run.optimizer.step()
-
-
-SELECTING: dict[str, Loss] = {
-    "topk": lambda p, y: F.cross_entropy(p, y, reduction="none").topk(2).values.mean(),
-    "max": lambda p, y: F.cross_entropy(p, y, reduction="none").max(),
-    "amax": lambda p, y: F.cross_entropy(p, y, reduction="none").amax(0),
-    "sort": lambda p, y: F.cross_entropy(p, y, reduction="none").sort(dim=-1).values[1:].mean(),
-    "median": lambda p, y: F.cross_entropy(p, y, reduction="none").median(),
-    "by class": lambda p, y: p.max(0).values.mean(),
-}
-
-
-@pytest.mark.parametrize("name", list(SELECTING))
-def test_losses_that_choose_among_examples_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match=r"chooses among the examples|examples meet in the loss"):
-        losses_of(SELECTING[name])
-
-
-def test_losses_that_choose_inside_an_example_pass() -> None:
-    losses_of(lambda p, y: (p.max(1).values - p.topk(2).values[:, 1] + p.sort(1).values[:, 0] + p.amax(-1)).mean())

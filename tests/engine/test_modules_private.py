@@ -20,29 +20,16 @@ from isthmus import InvalidInput, Kronecker, datasets
 
 
 class Low(nn.Module):
-    """A frozen layer with a low-rank update of two linear layers."""
+    """A frozen layer with a low-rank update: of two linear layers, or of two bare parameters."""
 
-    def __init__(self, inner: nn.Linear) -> None:
+    def __init__(self, inner: nn.Linear, bare: bool) -> None:
         super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.down = nn.Linear(inner.in_features, 2, bias=False).to(inner.weight)
-        self.up = nn.Linear(2, inner.out_features, bias=False).to(inner.weight)
+        self.inner, self.bare = inner.requires_grad_(False), bare
+        down, up = nn.Linear(inner.in_features, 2, False), nn.Linear(2, inner.out_features, False)
+        self.down, self.up = (each.to(inner.weight).weight if bare else each.to(inner.weight) for each in (down, up))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
-
-
-class Bare(nn.Module):
-    """The same with bare parameters."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.a = nn.Parameter(torch.randn(2, inner.in_features).to(inner.weight))
-        self.b = nn.Parameter(torch.randn(inner.out_features, 2).to(inner.weight))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + x @ self.a.T @ self.b.T
+        return self.inner(x) + (x @ self.down.T @ self.up.T if self.bare else self.up(self.down(x)))
 
 
 class Tied(nn.Module):
@@ -71,59 +58,28 @@ class Checkpointed(nn.Module):
         return self.head(hidden)
 
 
-def frozen() -> nn.Module:
-    module = mlp()
-    module[0].requires_grad_(False)
-    return module
-
-
-def biases() -> nn.Module:
-    module = mlp()
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.endswith("bias"))
-    return module
-
-
-def weights() -> nn.Module:
-    module = mlp()
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.endswith("weight"))
-    return module
-
-
-def adapters(kind: type) -> Any:
-    def make() -> nn.Module:
-        module = mlp()
-        torch.manual_seed(9)
-        return nn.Sequential(kind(module[0]), nn.Tanh(), kind(module[2]))
-
-    return make
-
-
-def seeded(make: Any) -> Any:
-    def build() -> nn.Module:
-        torch.manual_seed(4)
-        return make().double()
-
-    return build
-
-
-CASES = {
-    "frozen": frozen,
-    "biases": biases,
-    "weights": weights,
-    "low-rank": adapters(Low),
-    "tied": seeded(Tied),
-    "checkpointed": seeded(Checkpointed),
+PARTS = {"frozen": "2.", "biases": "bias", "weights": "weight"}
+"""What the names of parameters hold that are trained."""
+MADE: dict[str, Any] = {
+    "low-rank": lambda net: nn.Sequential(Low(net[0], False), nn.Tanh(), Low(net[2], False)),
+    "bare": lambda net: nn.Sequential(Low(net[0], True), nn.Tanh(), Low(net[2], True)),
+    "tied": lambda net: Tied().double(),
+    "checkpointed": lambda net: Checkpointed().double(),
 }
 
 
 def build(name: str) -> nn.Module:
-    return CASES[name]() if name != "bare" else adapters(Bare)()
+    module = mlp()
+    torch.manual_seed(9)
+    if name in MADE:
+        return MADE[name](module)
+    for each, parameter in module.named_parameters():
+        parameter.requires_grad_(PARTS[name] in each)
+    return module
 
 
 @pytest.mark.parametrize("sketched", [False, True])
-@pytest.mark.parametrize("name", [*CASES, "bare"])
+@pytest.mark.parametrize("name", [*PARTS, *MADE])
 @pytest.mark.filterwarnings("ignore:layer .* owns parameters:UserWarning")
 def test_trained_parameters_move_as_in_the_plain_loop_and_others_stay(name: str, sketched: bool) -> None:
     """The plain loop knows no layers: it clips the norm over all trained parameters; the noise is next to nothing."""
@@ -225,13 +181,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     images = torch.from_numpy(found.images).float()[:, None] * (255 / 16)
     large = torch.nn.functional.interpolate(images, (28, 28), mode="bilinear").squeeze(1).to(torch.uint8).numpy()
     folder = tmp_path_factory.mktemp("digits")
-    parts = {
-        "x_train": large[:1500],
-        "y_train": found.target[:1500],
-        "x_test": large[1500:],
-        "y_test": found.target[1500:],
-    }
-    np.savez(folder / "mnist.npz", **parts)
+    first, last = slice(1500), slice(1500, None)
+    parts = {"x_train": large[first], "x_test": large[last]}
+    np.savez(folder / "mnist.npz", y_train=found.target[first], y_test=found.target[last], **parts)
     return str(folder)
 
 

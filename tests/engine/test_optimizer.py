@@ -26,6 +26,7 @@ from engine_cases import (
     train,
     write,
 )
+from grids import pairs
 from test_sketches import plain_direction
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -55,6 +56,9 @@ OPTIMIZERS = {
     "groups": groups,
 }
 
+EITHER = [None, Kronecker(4, 2)]
+"""Without a sketch and with one."""
+
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_every_optimiser_moves_by_the_released_gradient(name: str) -> None:
@@ -71,9 +75,7 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("physical", [None, 3])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", list(SCHEDULERS))
+@pytest.mark.parametrize("name, when, physical", pairs(SCHEDULERS, ["before", "after"], [None, 3]))
 def test_schedulers_made_before_and_after(name: str, when: str, physical: int | None) -> None:
     """Warnings are errors here: a scheduler that misses its optimiser's steps would warn."""
     held: dict[str, Any] = {}
@@ -127,9 +129,7 @@ def test_several_logical_batches_before_a_step_are_rounds_of_their_own() -> None
     assert_same(run.module, reference.module)
 
 
-@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
-@pytest.mark.parametrize("physical", [1, 3, 7, 100])
-@pytest.mark.parametrize("manager", [True, False])
+@pytest.mark.parametrize("physical, manager, sketch", pairs([1, 3, 7, 100], [True, False], EITHER), ids=str)
 def test_any_physical_size_gives_the_same_training(physical: int, manager: bool, sketch: Any) -> None:
     whole = train(private(mlp(), data(), sketch=sketch))
     given = {} if manager else {"max_physical_batch_size": physical}
@@ -172,7 +172,7 @@ def twice(run: Trained, how: str) -> Trained:
     return run
 
 
-@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
+@pytest.mark.parametrize("sketch", EITHER)
 @pytest.mark.parametrize("how", ["one backward", "two backwards"])
 def test_a_batch_that_goes_through_twice_is_clipped_once(how: str, sketch: Any) -> None:
     """The gradient of a record is that of the sum of both losses, and its share is still at most C."""
@@ -460,11 +460,9 @@ def scaled(run: Trained, amp: GradScaler, epochs: int = 2, unscale: bool = False
     return run
 
 
-@pytest.mark.parametrize("unscale", [True, False])
-@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
-@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.5), lambda p: Adam(p, lr=0.05, fused=True)])
-def test_a_scaled_loss_trains_as_the_loss_itself(make: Any, sketch: Any, unscale: bool) -> None:
-    amp = scaler(growth_interval=2)
+@pytest.mark.parametrize("name, sketch, unscale", pairs(["momentum", "adam-fused"], EITHER, [True, False]), ids=str)
+def test_a_scaled_loss_trains_as_the_loss_itself(name: str, sketch: Any, unscale: bool) -> None:
+    amp, make = scaler(growth_interval=2), OPTIMIZERS[name]
     plain = train(private(mlp(), data(), sketch=sketch, optimizer=make))
     run = private(mlp(), data(), sketch=sketch, optimizer=make, grad_scaler=amp)
     scaled(run, amp, unscale=unscale)
@@ -621,7 +619,7 @@ def by_closure(run: Trained, epochs: int = 2) -> list[int]:
 
 
 @pytest.mark.parametrize("physical", [None, 3])
-@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
+@pytest.mark.parametrize("sketch", EITHER)
 def test_a_closure_trains_as_the_plain_loop_does(sketch: Any, physical: int | None) -> None:
     options = {"sketch": sketch, "max_physical_batch_size": physical, "optimizer": lambda p: Adam(p, lr=0.1)}
     plain, run = (private(mlp(), data(), **options) for _ in range(2))

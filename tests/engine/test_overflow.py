@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import C, private, sums
+from grids import pairs
 from test_sketches import public
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "per-layer": {"clipping": "per_layer"},
     "adaptive": {"clipping": "adaptive"},
 }
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 CASES = [(way, kind) for way in WAYS for kind in ("dense", "tied", "conv") if kind == "dense" or "embedding" not in way]
 
 
@@ -65,13 +67,11 @@ def records(kind: str, dtype: torch.dtype, value: float, at: int) -> tuple[Tenso
     return x, y
 
 
-@pytest.mark.parametrize("at", [0, N - 1])
-@pytest.mark.parametrize("record", list(RECORDS))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("way", "kind"), CASES)
+@pytest.mark.parametrize("case, dtype, record, at", pairs(CASES, DTYPES, RECORDS, [0, N - 1]))
 def test_a_record_that_overflows_moves_no_more_than_its_bound(
-    way: str, kind: str, dtype: torch.dtype, record: str, at: int
+    case: tuple[str, str], dtype: torch.dtype, record: str, at: int
 ) -> None:
+    way, kind = case
     options = dict(WAYS[way])
     if "embedding" in way:
         x, y = public("mlp")

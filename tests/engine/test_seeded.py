@@ -52,6 +52,12 @@ def test_a_checkpoint_of_a_seeded_engine_that_released_nothing_yet(tmp_path: Pat
     assert not fresh.engine.statement(DELTA).private
 
 
+def test_the_same_engine_is_not_private_afterwards() -> None:
+    run = private(mlp(), data())
+    run.engine.detach()
+    assert not train(secret(engine=run.engine), 1).engine.statement(DELTA).private
+
+
 @pytest.mark.parametrize("where", ["memory", "file", "copied file"])
 def test_a_second_engine_on_the_ledger_is_not_private_either(where: str, tmp_path: Path) -> None:
     ledger = Ledger(None if where == "memory" else tmp_path / "l")

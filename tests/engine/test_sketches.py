@@ -23,6 +23,7 @@ from engine_cases import (
     step,
     train,
 )
+from grids import pairs
 from torch import Tensor
 
 from isthmus import (
@@ -223,12 +224,11 @@ def test_micro_batches_are_clipped_means_of_random_groups_accounted_at_twice_the
     assert_same(run.module, reference.loop(direction))
 
 
+SOME, OPTIMIZERS = [None, CountSketch(20), Kronecker(4, 2)], [torch.optim.SGD, torch.optim.Adam]
 SETS = {"one": L2Ball(0.6), "layer": {"0": L1Ball(1.5)}, "both": {"0": L1Ball(1.5), "2": L2Ball(0.4)}}
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-@pytest.mark.parametrize("sketch", [None, CountSketch(20), Kronecker(4, 2)])
-@pytest.mark.parametrize("which", list(SETS))
+@pytest.mark.parametrize("which, sketch, optimizer", pairs(SETS, SOME, OPTIMIZERS), ids=str)
 def test_layers_stay_in_their_sets_after_every_step(which: str, sketch: Any, optimizer: Any) -> None:
     run = private(
         MODELS["mlp"](), data(), constraint=SETS[which], sketch=sketch, optimizer=lambda p: optimizer(p, lr=0.2)

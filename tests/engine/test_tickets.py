@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, C, data, mlp, private, train
+from engine_cases import BATCH, data, mlp, private, train
 from torch import Tensor, nn
 
 from isthmus import InvalidInput
@@ -141,16 +141,6 @@ def test_loops_in_step_go_on(physical: int | None) -> None:
     run.module.train()
     train(run, 1)
     assert len(run.rounds) == 8
-
-
-def test_movement_of_a_loop_that_reads_ahead() -> None:
-    """The finding itself: pieces of two rounds in one sum gave a record 2 C; now the first pass is refused."""
-    run = private(mlp(), data(), poisson_sampling=False, max_physical_batch_size=5, noise_generator=None)
-    batches: Iterator[Any] = iter(run.loader)
-    first, _ = next(batches), next(batches)
-    with pytest.raises(InvalidInput, match="before the one before it was used"):
-        run.module(first[1])
-    assert run.engine.ledger.rounds() == {} and C == 0.3
 
 
 # ---------------------------------------------------------------- assignments that would be ignored

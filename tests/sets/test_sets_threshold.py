@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from grids import pairs
 
 from isthmus.sets import L1Ball, Simplex
 
@@ -47,9 +48,7 @@ def hard_inputs(d):
     }
 
 
-@pytest.mark.parametrize("name", hard_inputs(1))
-@pytest.mark.parametrize("d", [1, 2, 1000, 50_000])
-@pytest.mark.parametrize("radius", [1e-6, 1.0, 50.0, "norm"])
+@pytest.mark.parametrize("name, d, radius", pairs(hard_inputs(1), [1, 2, 1000, 50_000], [1e-6, 1.0, 50.0, "norm"]))
 def test_agrees_with_sorting(name, d, radius):
     x = hard_inputs(d)[name]
     total = float(np.abs(x).sum())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from grids import pairs
 from sketch_cases import CASES, draw, normal
 from test_sketches_layers import SPACE, N, Rounds, rows
 
@@ -87,9 +88,7 @@ def test_a_code_changed_in_place_is_lifted_anew(name):
         torch.testing.assert_close(lift("out", fixed), sketch.pinv(fixed)[24:])
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("positions", [None, 1, 3])
-@pytest.mark.parametrize("name", list(LAYERED))
+@pytest.mark.parametrize("name, positions, dtype", pairs(LAYERED, [None, 1, 3], TOLERANCE))
 def test_codes_of_layers_with_a_bias(name, positions, dtype):
     sketch, given = bound(name), with_ones(positions, dtype)
     want = (given.dense().double() @ sketch.dense().T).to(dtype)
@@ -177,12 +176,14 @@ def test_copies_are_made_once_for_each_dtype(name):
     torch.testing.assert_close(sketch.forward(normal(39)), sketch.dense() @ normal(39))
 
 
-@pytest.mark.parametrize(("q", "p"), [(3, 8), (8, 3), (1, 6), (6, 1)])
-@pytest.mark.parametrize("positions", [None, 1, 2])
-@pytest.mark.parametrize("chunk", [1 << 10, 1 << 26])
-def test_codes_in_a_public_subspace_for_either_longer_side(q, p, positions, chunk, monkeypatch):
+SIDES = [(3, 8), (8, 3), (1, 6), (6, 1)]
+
+
+@pytest.mark.parametrize("shape, positions, chunk", pairs(SIDES, [None, 1, 2], [1 << 10, 1 << 26]))
+def test_codes_in_a_public_subspace_for_either_longer_side(shape, positions, chunk, monkeypatch):
     monkeypatch.setattr(sketch_base, "CHUNK_BYTES", chunk)
-    space, middle = Space.of({"w": (q, p)}), () if positions is None else (positions,)
+    space, middle = Space.of({"w": shape}), () if positions is None else (positions,)
+    q, p = shape
     sketch = sketches.PublicSubspace(4).bind(Rounds(Dense(normal(5, q * p, seed=7)), space), None)[0]
     a, b = normal(N, *middle, p), normal(N, *middle, q, seed=1)
     torch.testing.assert_close(sketch.outer(a, b), Outer(a, b).dense() @ sketch.dense().T)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from grids import pairs
 from sketch_cases import normal
 from test_sketches_public_subspace import kinds
 
@@ -70,9 +71,7 @@ def test_long_drawn_rows_cover_every_coordinate_alike():
 KINDS = ["one", "many", "bias", "many-bias", "sparse", "dense", "lazy", "lookup"]
 
 
-@pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [4, 30])
+@pytest.mark.parametrize("kind, n, chunk", pairs(KINDS, [4, 30], [1 << 9, 1 << 26]))
 def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     rows = Stack([("first", kinds(n, 0)[kind]), ("second", Dense(normal(n, 7, seed=8)))])
@@ -84,9 +83,7 @@ def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     assert learned(space, rows, 3, torch.float32)["basis"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("chunk", [1 << 9, 1 << 26])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 30])
+@pytest.mark.parametrize("kind, n, chunk", pairs(KINDS, [1, 30], [1 << 9, 1 << 26]))
 def test_sides_are_those_of_both_unfoldings(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     rows = kinds(n, 0)[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import scipy.sparse as sp
 import torch
+from grids import pairs
 from sketch_cases import normal
 
 from isthmus.base.space import Space
@@ -12,6 +13,7 @@ from isthmus.sketches import CountSketch, TensorSketch, base
 from isthmus.sketches.hashed import _counts, _layout
 
 SPACE = Space.of({"hidden": (5, 8), "bias": (7,), "tall": (9, 1), "out": (1, 6)})
+CHUNKS = [1 << 8, 1 << 26]
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
 
 
@@ -46,10 +48,7 @@ def test_buckets_and_signs_are_sums_and_products_of_two_sides(m):
     assert torch.equal(sign, sign[:, :1] * sign[:1] * sign[0, 0])
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("m", [1, 2, 9, 16, 62])
-@pytest.mark.parametrize("positions", [None, 1, 4])
-@pytest.mark.parametrize("chunk", [1 << 8, 1 << 26])
+@pytest.mark.parametrize("m, positions, dtype, chunk", pairs([1, 2, 9, 16, 62], [None, 1, 4], TOLERANCE, CHUNKS))
 def test_fourier_codes_equal_the_dense_product(m, positions, dtype, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     sketch, middle = TensorSketch(m).draw(SPACE), () if positions is None else (positions,)
