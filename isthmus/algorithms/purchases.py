@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ _USUAL = 0.1
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all records have."""
 
+_Build: TypeAlias = Callable[[Binding], Pipeline]
 _CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
@@ -701,8 +702,14 @@ def _paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list
     return [_Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
-def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe:
-    """A private recipe that first buys `items` from the same budget; its own purchases come after them.
+@overload
+def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe: ...
+@overload
+def buying(recipe: _Build, items: Sequence[SumPurchase], copy: bool = False) -> _Build: ...
+def buying(recipe: Recipe | _Build, items: Sequence[SumPurchase], copy: bool = False) -> Recipe | _Build:
+    """A private recipe, or what builds one's pipeline, that first buys `items` from the same budget.
+
+    Its own purchases come after them.
 
     copy  whether the rows, once mapped, are copied: sketches read them faster than through a map
 
@@ -712,6 +719,8 @@ def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> 
     'dp_sgd'
     """
 
+    if not isinstance(recipe, Recipe):
+        return buying(Recipe("recipe", recipe), items, copy).build
     if not items:
         return recipe
 

@@ -6,10 +6,8 @@ forty times faster on a CPU than torch's own sparse products.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -410,57 +408,3 @@ class Total:
     def result(self) -> Tensor:
         """What was added."""
         return self.value if self._lost is None else self.value + self._lost
-
-
-Precision = tuple[str, str, str]
-"""How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
-
-
-class _ThisThread(threading.local):
-    exact: frozenset[str] = frozenset()
-    """The kinds of devices whose products are exact in this thread already."""
-
-
-_THIS_THREAD = _ThisThread()
-
-
-def precision() -> Precision:
-    """The present setting of float32 products."""
-    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return torch.get_float32_matmul_precision(), cuda, cpu
-
-
-def _set(wanted: Precision) -> None:
-    torch.set_float32_matmul_precision(wanted[0])
-    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = wanted[1:]  # type: ignore[attr-defined]
-
-
-@contextmanager
-def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
-    before, known = precision(), _THIS_THREAD.exact
-    off = known and not exact or device.type == "meta"  # among exact products there is no autocast
-    with nullcontext() if off else torch.autocast(device.type, enabled=False):
-        _THIS_THREAD.exact = exact
-        if before != wanted:
-            _set(wanted)
-        try:
-            yield
-        finally:
-            _THIS_THREAD.exact = known
-            if before != wanted:
-                _set(before)
-
-
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    known = _THIS_THREAD.exact
-    if device.type in known:
-        yield
-        return
-    wanted = precision()
-    if not {*wanted, torch.backends.fp32_precision} <= {"none", "ieee", "highest"}:  # type: ignore[attr-defined]
-        wanted = ("highest", "ieee", "ieee")
-    with with_precision(wanted, device, known | {device.type}):
-        yield

@@ -19,8 +19,10 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -31,24 +33,11 @@ from torch.utils._pytree import tree_map_only
 from isthmus.base import storage, validate
 from isthmus.base.randomness import key
 from isthmus.base.recording import Replay, recording_now
-from isthmus.core.directions import Awaiting, _GradientWriter, _plain_copies
+from isthmus.core import pipeline
 from isthmus.core.group import ALONE, Group
 from isthmus.core.loop_checks import Losses, _MeanLossCorrection, mixed
 from isthmus.core.parts import Delegate, Last, current
-from isthmus.core.pipeline import (
-    Maps,
-    Pipeline,
-    Release,
-    Round,
-    Stage,
-    _measure_leaf,
-    _measured_leaves,
-    advance,
-    bind_stage,
-    close_stage,
-    fragment,
-    start,
-)
+from isthmus.core.pipeline import Maps, Pipeline, Release, Round, Stage
 from isthmus.core.wire import Keys, Message
 from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import forward_guard
@@ -113,8 +102,17 @@ _NOTHING = (
     "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then backward() on a "
     "loss of the module's output"
 )
-_DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
+_EARLY = (
+    "the gradient was changed between backward() and optimizer.step() ({what}), which does nothing: every example's "
+    "gradient is clipped to max_grad_norm, and step() releases their sum. Leave clip_grad_norm_ out (trainers take "
+    "gradient_clip_val=None), or change what was released in a hook of optimizer.register_step_pre_hook"
+)
+DRIVERS: weakref.WeakSet[TorchDriver] = weakref.WeakSet()
 """Those whose hooks are on a module."""
+Directions = Sequence[Sequence[Lifted]]
+"""The lifted values of several rounds."""
+Place = tuple[str, Tensor, Tensor, int, int]
+"""A leaf, a parameter of it, that parameter as a matrix in its own memory, and the columns it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +200,7 @@ class _BackwardAccumulator:
         self, stage: Stage, fast: bool, uses: Counter[str], scale: Callable[[], tuple[float, Rounding]]
     ) -> None:
         self.stage, self.fast, self.uses, self.scale = stage, fast, uses, scale
-        self._watched: str | None = ""
+        self.watched: str | None = ""
         """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
         self.clear()
 
@@ -253,9 +251,6 @@ class _BackwardAccumulator:
                 rows = rows.regrouped(groups)
             return rows
 
-        self._watched = names[round.t % len(names)]
-        if recording_now():
-            self._watched = None
         rows, codes, ready = None, {}, {}
         if self._keeps_rows:
             leaves: dict[str, Rows] = {}
@@ -270,12 +265,12 @@ class _BackwardAccumulator:
                 for name in self.codes.get(release.name, {}).copy():
                     self._sum_leaf(release, slot, name, factor, rounding)
                 sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = _measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
+                ready[release.name] = pipeline._measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
             else:
                 by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
                 found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
                 codes[release.name] = whole(round.sketches[slot].join(found))
-        return fragment(round, self.stage, rows, codes, rounding, ready)
+        return pipeline.fragment(round, self.stage, rows, codes, rounding, ready)
 
     def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
         """Sum a leaf that is clipped by itself, and forget its rows."""
@@ -286,7 +281,7 @@ class _BackwardAccumulator:
             rows.hold = True
         if factor != 1.0:
             rows = rows.scaled(factor)
-        summed = _measure_leaf(release.clipped, bound, name, rows, rounding)
+        summed = pipeline._measure_leaf(release.clipped, bound, name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = summed
 
     def _smaller(self, rows: Rows) -> Rows:
@@ -304,7 +299,7 @@ class _BackwardAccumulator:
             return rows
         computed = as_computed(rows, bound)
         if isinstance(computed, Computed):
-            computed.watched = self._watched in (None, name)
+            computed.watched = self.watched in (None, name)
         return computed
 
 
@@ -312,6 +307,153 @@ def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
     if isinstance(bounds, Mapping):
         return bounds[name]
     return bounds
+
+
+# ---------------------------------------------------------------- what a round has lifted becomes a gradient
+
+
+class _NotYet(Tensor):
+    """Stands for a gradient between the backward pass and the step that releases it: zeros that nobody can write to.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 3))
+    >>> weight.grad = _not_yet(weight)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     _ = torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    >>> str(caught[0].message)[:60]
+    'the gradient was changed between backward() and optimizer.st'
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        """Reads zeros; says that what would be written is not."""
+        name, written = func.__name__, args[0] if args else None
+        tensors = written if isinstance(written, (list, tuple)) else [written]
+        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"  # as torch names functions
+        if writes and any(isinstance(x, _NotYet) for x in tensors):
+            if name not in QUIET:
+                warnings.warn(_EARLY.format(what=name), stacklevel=2)
+            return written
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and isinstance(written, _NotYet) and result.data_ptr() == written.data_ptr():
+                return result.as_subclass(_NotYet)
+            return result
+
+
+QUIET = ("zero_", "_foreach_zero_", "detach_", "requires_grad_", "_amp_foreach_non_finite_check_and_unscale_")
+"""What `zero_grad` does, in silence; and a `GradScaler`, which the step looks for."""
+
+
+def _not_yet(parameter: Tensor) -> Tensor:
+    """What stands for the gradient of a parameter; it takes no memory."""
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape).as_subclass(_NotYet)
+
+
+class _Awaiting:
+    """The gradients of a batch until the step that releases them: whoever changes them is told that they are none."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._shown: list[Tensor] = []
+        self._kinds: list[tuple[torch.device, torch.dtype]] = []
+        self.on = False
+
+    def begin(self) -> None:
+        """The first gradient has come."""
+        self.on = True
+        kinds = [(parameter.device, parameter.dtype) for parameter in self._parameters]
+        if kinds != self._kinds:
+            self._kinds, self._shown = kinds, [_not_yet(parameter) for parameter in self._parameters]
+        for parameter, shown in zip(self._parameters, self._shown, strict=True):
+            parameter.grad = shown
+
+    def end(self) -> None:
+        """The step is taken: what was put in their place meanwhile is no gradient of this batch."""
+        if not self.on:
+            return
+        self.on, strange = False, False
+        for parameter, shown in zip(self._parameters, self._shown, strict=True):
+            strange |= parameter.grad is not None and parameter.grad is not shown
+            parameter.grad = None
+        if strange:
+            warnings.warn(_EARLY.format(what="assigned"), stacklevel=5)
+
+
+class _GradientWriter:
+    """Hands directions to an optimiser; on a device the steps of a sketch may be recorded ones."""
+
+    def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
+        self.layers, self.optimizer = layers, optimizer
+        self.replay: Replay[None] = Replay()
+        self._sizes = [leaf.size for leaf in layers.space.leaves]
+        self._room: Tensor | None = None
+
+    def write(self, rounds: Directions) -> None:
+        """The mean of the rounds' directions as gradients.
+
+        Plain steps through a sketch that can add in place form no gradient at all.
+        """
+        lifted, *others = (lifted for each in rounds for lifted in each)
+        if not others and isinstance(lifted.given, Tensor):  # one direction that is there as a whole
+            pieces = zip(self.layers.space.leaves, lifted.given.split(self._sizes), strict=True)
+            matrices = {leaf.name: piece.reshape(leaf.shape[0], -1) for leaf, piece in pieces}
+            self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
+            return
+        rates = None if others else _plain_rates(self.optimizer)
+        if rates is not None and lifted.code is not None:
+            bindings = self.layers.bindings
+            places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
+            if all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+                for _, parameter, _, _, _ in places:
+                    parameter.grad = None
+                self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
+                return
+
+        def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
+            total = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
+            return total / len(rounds)
+
+        first = partial(lifted.columns, self.layers.space)
+        self.layers.set_gradients(columns)
+
+    def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
+        """w += rate Phi^+ y, leaf by leaf: the direction itself is never formed."""
+        tensors = sketch.tensors()
+        if not y.is_cuda or tensors is None or len(set(rates)) > 1:
+            for (name, _, matrix, lo, hi), rate in zip(places, rates, strict=True):
+                sketch.add_pinv_columns(matrix, name, y, lo, hi, rate)
+            return
+        if self._room is None or self._room.shape != y.shape or self._room.dtype != y.dtype:
+            self._room = torch.empty_like(y)
+        room = torch.mul(y, rates[0], out=self._room)  # a rate that changes is none of what is recorded
+
+        def move() -> None:
+            bare = without_memo(sketch)
+            for name, _, matrix, lo, hi in places:
+                bare.add_pinv_columns(matrix, name, room, lo, hi, 1.0)
+
+        inputs = [room, *tensors, *(matrix for _, _, matrix, _, _ in places)]
+        self.replay((sketch.m, sketch.norm), inputs, move)
+        torch.autograd.graph.increment_version([parameter for _, parameter, _, _, _ in places])
+
+
+def _plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
+    """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
+    if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
+        return None
+    quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
+    if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+        return None
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
+    """Whether a matrix is a view of its parameter, and not a copy."""
+    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+
+
+# ---------------------------------------------------------------- the driver
 
 
 class TorchDriver:
@@ -361,7 +503,7 @@ class TorchDriver:
         """Whether a batch was handed out, and no step was taken with it."""
         self._directions: list[Sequence[Lifted]] = []
         self.pipe = replace(pipe, update=Delegate(self._directions.append))
-        self.state = start(self.pipe, torch.empty(0), seed)
+        self.state = pipeline.start(self.pipe, torch.empty(0), seed)
         self._move = optimizer.step
         self._parameters = list(self.layers.parameters())
         device = self._parameters[0].device
@@ -396,7 +538,7 @@ class TorchDriver:
         self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
         self.pending = _PendingGradients()
         self._writer = _GradientWriter(self.layers, optimizer)
-        self._awaiting = Awaiting(self._parameters if self.private else [])
+        self._awaiting = _Awaiting(self._parameters if self.private else [])
         if self.private:
             self._check_module()
         self._attach()
@@ -434,7 +576,7 @@ class TorchDriver:
         if self.private:
             self.handles += self.guard.attach(self._takes_part, self._between)
         self.handles += _plain_copies(module)
-        _DRIVERS.add(self)
+        DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls
 
@@ -482,7 +624,7 @@ class TorchDriver:
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
-        _DRIVERS.discard(self)
+        DRIVERS.discard(self)
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -561,7 +703,7 @@ class TorchDriver:
             device=self._device,
             place=self._place,
         )
-        bind_stage(round, self.stage)
+        pipeline.bind_stage(round, self.stage)
         self._accumulator.begin(round)
         self._round = round
         return round
@@ -586,10 +728,10 @@ class TorchDriver:
                 checksum = key(*map(storage.checksum, self._parameters))
             mine = message
             message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
-        close_stage(round, self.stage, message, self.keys, self.ledger)
+        pipeline.close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
             self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
-        self.state = advance(round, self.state, [message])
+        self.state = pipeline.advance(round, self.state, [message])
         self._forget_round()
         for observe in self.observers:
             observe(round)
@@ -597,7 +739,7 @@ class TorchDriver:
     def _no_records(self) -> Message:
         """The message of a batch with no records."""
         rounding = Rounding(self.stage.sampler.divisor(self.n, self.state.t))
-        return fragment(self._open(), self.stage, self.layers.no_rows(), rounding=rounding)
+        return pipeline.fragment(self._open(), self.stage, self.layers.no_rows(), rounding=rounding)
 
     def _waits(self) -> bool:
         """Whether a whole logical batch, here or on another rank, has not become a round yet."""
@@ -743,10 +885,12 @@ class TorchDriver:
     def _message(self, round: Round, groups: Tensor | None) -> Message:
         """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
         plain, accumulator = dict(round.sketches), self._accumulator
+        accumulator.watched = self._names[round.t % len(self._names)]
         if self.pending.items:
             accumulator.clear()
             if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
                 round.sketches.update({slot: without_memo(sketch) for slot, sketch in plain.items()})
+                accumulator.watched = None
         try:
             for _, push, b, _ in self.pending.items:
                 push(b)
@@ -813,12 +957,6 @@ class TorchDriver:
             )
 
 
-def check_undriven(module: nn.Module) -> None:
-    """A module that is private already would be clipped and noised twice."""
-    driven, remedy = any(driver.module is module for driver in _DRIVERS), "call detach() on its engine first"
-    validate.check(not driven, "module", type(module).__name__, f"{remedy}: it is private already")
-
-
 def _check_drivable(pipe: Pipeline) -> None:
     """What a user's loop cannot hold is refused when the driver is made."""
     stage = pipe.stages[0]
@@ -839,3 +977,65 @@ def _least_bound(pipe: Pipeline) -> float:
         each = clip.each(clip.init())
         bounds += each.values() if isinstance(each, Mapping) else [each]
     return min(bounds) / (SPAN if any(clip.moves for clip in clips) else 1)
+
+
+# ---------------------------------------------------------------- copies and pickles of the module
+
+# `copy.deepcopy`, `pickle` and `torch.save` ask a module for its state.  While a driver is attached every layer answers
+# for itself (`__reduce_ex__` in its own dictionary): what it gives away is its state without the hooks of this package.
+# What was gathered of private batches and not released is in the driver, and never in a copy.
+
+_NAME = "__reduce_ex__"
+_TABLES = "_hooks"
+"""How the names of a module's tables of hooks, and of what is kept beside them, look."""
+
+
+class _PlainCopies:
+    """The handle of one layer's answer: `remove` takes it away."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+        def reduce(protocol: int) -> object:
+            return _cleaned(type(layer).__reduce_ex__(layer, protocol))
+
+        layer.__dict__[_NAME] = reduce
+
+    def remove(self) -> None:
+        """Copies are made as before."""
+        self.layer.__dict__.pop(_NAME, None)
+
+
+def _plain_copies(module: nn.Module) -> list[_PlainCopies]:
+    """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
+
+    >>> import copy
+    >>> module = nn.Linear(2, 2)
+    >>> handles = _plain_copies(module)
+    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
+    ['__reduce_ex__']
+    """
+    return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
+
+
+def _cleaned(part: object) -> object:
+    """What a layer gives away of itself, in its state or among the arguments that it is made anew with."""
+    if isinstance(part, tuple):
+        return tuple(map(_cleaned, part))
+    if not isinstance(part, dict) or "_modules" not in part:
+        return part
+    state = {name: value for name, value in part.items() if name != _NAME and not _ours(value)}
+    tables = {name: table for name, table in state.items() if _TABLES in name and isinstance(table, dict)}
+    hooks = {
+        key for name, table in tables.items() if name.endswith(_TABLES) for key, hook in table.items() if _ours(hook)
+    }
+    for name, table in tables.items():  # those with the marks of hooks too, which have the same keys
+        state[name] = type(table)((key, hook) for key, hook in table.items() if key not in hooks)
+    return state
+
+
+def _ours(value: object) -> bool:
+    """Whether a function was defined inside one of this package: those of its users' models are not."""
+    function = value.__func__ if isinstance(value, MethodType) else value
+    local = isinstance(function, FunctionType) and "<locals>" in function.__qualname__
+    return local and str(function.__module__).split(".")[0] == __name__.split(".")[0]

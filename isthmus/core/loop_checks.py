@@ -316,29 +316,26 @@ class Losses:
 class _Divisor:
     """What the terms of a loss are divided by: the sizes that means divide by, and all other factors."""
 
-    sizes: float = 1.0
-    factor: float = 1.0
+    number: float = 1.0
     summed: bool = False
     """Whether the examples are added up on the way."""
     mean: bool = False
-    """Whether the number of examples is among the sizes."""
+    """Whether the number of examples is among what it divides by."""
     weighed: bool = False
     """Whether it is a mean by weights, which divides by a sum over the targets."""
     touched: bool = False
     """Whether the loop multiplies or divides by a number of its own."""
 
-    @property
-    def number(self) -> float:
-        """Its size."""
-        return self.sizes / abs(self.factor)
-
     def over(self, size: int, examples: bool, mean: bool) -> _Divisor:
         """A sum or a mean of so many terms, perhaps of all examples."""
-        if not mean:
-            size = 1
-        return replace(
-            self, sizes=self.sizes * size, summed=self.summed or examples, mean=self.mean or (examples and mean)
-        )
+        found = replace(self, summed=self.summed or examples)
+        if mean:
+            found = replace(found, number=self.number * size, mean=self.mean or examples)
+        return found
+
+    def times(self, factor: float, own: bool) -> _Divisor:
+        """Terms that are multiplied by a number, perhaps by one of the loop's own."""
+        return replace(self, number=self.number / abs(factor), touched=self.touched or own)
 
 
 def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, scale: float = 1.0) -> Iterator[_Divisor]:
@@ -351,34 +348,30 @@ def divisors(root: Node, ends: Container[Node | None], n: int, dim: int = 0, sca
     [(8.0, True)]
     [(4.0, False)]
     """
-    todo = [(root, _Divisor(factor=1 / scale))]
+    todo = [(root, _Divisor(scale))]
     while todo:
         node, found = todo.pop()
-        children = [child for child, _ in node.next_functions if child is not None]
+        terms = [(child, place) for place, (child, _) in enumerate(node.next_functions) if child is not None]
         name, reduction = node.name().split("Backward")[0], _of(node, "_saved_reduction")
-        if node in ends or not children:
+        below: list[tuple[Node, _Divisor]] = []
+        if node in ends or not terms:
             pass
         elif reduction is not None:
             found = _of_loss(node, found, reduction, n)
         elif name in ("Mean", "Sum"):
-            todo.append((children[0], _reduced(node, name == "Mean", found, n, dim)))
-            continue
+            below = [(terms[0][0], _reduced(node, name == "Mean", found, n, dim))]
         elif name in ("Mul", "Div"):
-            number = _number(node, name == "Div")
-            if number is not None and len(children) == 1:
-                touched = found.touched or number != scale or scale == 1  # unless as a GradScaler does
-                todo.append((children[0], replace(found, factor=found.factor * number, touched=touched)))
-                continue
-        elif name in _PASSING and (not found.summed or len(children) == 1):  # later terms may be repeated to be added
-            alpha = _of(node, "_saved_alpha")  # of the second term of a sum
-            for child in children:
-                places = [place for place, (other, _) in enumerate(node.next_functions) if other is child]
-                if alpha is not None and places == [1] and alpha != 1:
-                    todo.append((child, replace(found, factor=found.factor * float(alpha), touched=True)))
-                else:
-                    todo.append((child, found))
-            continue
-        if found.summed:
+            factor = _factor(node, name == "Div")
+            if factor is not None and len(terms) == 1:  # a GradScaler's is none of the loop's own
+                below = [(terms[0][0], found.times(factor, own=factor != scale or scale == 1))]
+        elif name in _PASSING and (not found.summed or len(terms) == 1):  # later terms may be repeated to be added
+            for child, place in terms:
+                alpha = 1.0
+                if place == 1:
+                    alpha = float(_of(node, "_saved_alpha") or 1)  # of the second term of a sum
+                below.append((child, found.times(alpha, own=alpha != 1)))
+        todo += below
+        if found.summed and not below:
             yield found
 
 
@@ -418,17 +411,14 @@ def _dimensions(places: Sequence[int], ndim: int) -> set[int]:
     return {place if place < ndim else place - (1 << 64) + ndim for place in places} or set(range(ndim))
 
 
-def _number(node: object, divides: bool) -> float | None:
+def _factor(node: object, divides: bool) -> float | None:
     """What a product with a number, or a quotient by one, multiplies by; None for all others."""
-    other, own = _of(node, "_saved_other"), _of(node, "_saved_self")
-    if (other is None) == (own is None) or (divides and other is None):
+    numbers = [x for x in (_of(node, "_saved_other"), _of(node, "_saved_self")) if x is not None]
+    if len(numbers) != 1 or (divides and _of(node, "_saved_other") is None):
         return None
-    number = other
-    if other is None:
-        number = own
-    if isinstance(number, Tensor) and number.numel() != 1:
+    if isinstance(numbers[0], Tensor) and numbers[0].numel() != 1:
         return None
-    number = float(number)
+    number = float(numbers[0])
     if not math.isfinite(number) or number == 0:
         return None
     if divides:

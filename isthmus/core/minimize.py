@@ -18,22 +18,10 @@ from torch import Tensor
 from isthmus.base import notebook, validate
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
+from isthmus.core import pipeline
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.parts import Problem, Threshold, Update, said
-from isthmus.core.pipeline import (
-    Clients,
-    Local,
-    Pipeline,
-    Promise,
-    Release,
-    RunContext,
-    Stage,
-    StepSize,
-    bind_stage,
-    look,
-    run,
-    start,
-)
+from isthmus.core.pipeline import Clients, Local, Pipeline, Promise, Release, RunContext, Stage, StepSize
 from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
@@ -247,15 +235,15 @@ class PrivateSide:
     def __init__(
         self, promise: Promise, ledger: Given = None, noise_seed: int | None = None, whole: int = 0, leads: bool = True
     ) -> None:
-        self.promise, self.whole, self.leads = promise, whole, leads
+        self.promise, self.whole = promise, whole
         self.noise: Source = SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.seeded, self.leaks = self.noise.seeded, tuple[str, ...]()
         budget = (promise.epsilon, promise.delta) if math.isfinite(promise.epsilon) else None
         remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
         validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
-        if ledger is None:
+        if ledger is None and leads:
             ledger = Ledger(budget=budget, adjacency=promise.adjacency)
-        self.ledger: Ledger | Chargeable = opened(ledger, promise.adjacency)
+        self.ledger: Ledger | Chargeable | None = opened(ledger, promise.adjacency)
         """Of one that is none of this library's nothing is asked but to charge."""
         self.bought: list[Stage] = []
         """Looks before the loop that were taken and charged, now or before an interruption."""
@@ -287,7 +275,7 @@ class PrivateSide:
         account = self.account(pipe, rounds)
         for item in pipe.before:
             account.add(item.event(self.promise.adjacency))
-        if self.leads and isinstance(self.ledger, Ledger):
+        if isinstance(self.ledger, Ledger):
             self.ledger.require(account.event())
         cost, promised = account.epsilon(), self.promise.epsilon
         remedy = f"promise at least {cost:.6g}, which {rounds} rounds cost, or plan the run by its budget"
@@ -297,7 +285,7 @@ class PrivateSide:
         """One look at the data outside the loop: charged, then released."""
         with self._run([stage]) as book:
             context = RunContext(holders, space, Keys(0, self.noise), ledger=book, whole=self.whole or None)
-            (value,) = look(stage, context, self.promise).values()
+            (value,) = pipeline.look(stage, context, self.promise).values()
         return value
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[Chargeable | None]:
@@ -313,8 +301,6 @@ class PrivateSide:
         self, stages: Sequence[Stage], reserve: int | Mapping[str, int] = 1
     ) -> AbstractContextManager[Chargeable | None]:
         """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
-        if not self.leads:
-            return nullcontext(None)
         if not isinstance(self.ledger, Ledger):
             return nullcontext(self.ledger)
         events = {stage.name: stage.event(self.promise.adjacency) for stage in stages}
@@ -526,7 +512,7 @@ def minimize(
             first = purchased.start
             if first is None:
                 first = _start_point(objective, constraint, x0)
-            state = replace(start(pipe, first, seed), parts=parts)
+            state = replace(pipeline.start(pipe, first, seed), parts=parts)
         else:
             state = _resumed(resume, parts, objective.space.d)
         if group.rank:
@@ -542,7 +528,7 @@ def minimize(
             context = RunContext(*where, physical_batch_size, ledger=book, whole=n)
             watch.began = time.perf_counter()
             seen = every is not None or not bar.disable  # what nobody looks at is not called
-            state, x, status = run(pipe, state, rounds, context, watch.observe if seen else None)
+            state, x, status = pipeline.run(pipe, state, rounds, context, watch.observe if seen else None)
             seconds = watch.seconds
         with group.alike():
             average = pipe.average.output(state.average, state.w)
@@ -550,7 +536,7 @@ def minimize(
         if x is not None and isinstance(pipe.stop, Threshold) and not pipe.private and not view.elsewhere:
             again = context.open(pipe, replace(state, w=x, t=state.t - 1))  # the round that fired: public things only
             for stage in again.active:
-                bind_stage(again, stage)
+                pipeline.bind_stage(again, stage)
             certificate = pipe.stop.certify(view.gradient(x), x, again)
         privacy = None
         if side is not None:

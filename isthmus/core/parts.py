@@ -279,7 +279,8 @@ class Step(Update):
             stretch = lifted[0].stretch if alone else 1.0
             point = self.penalty.prox(point, eta * stretch)
         if isinstance(self.constraint, Whole):  # the identity, of points that have not diverged
-            validate.finite(x=point)
+            if not math.isfinite(float(point.sum())):
+                validate.finite(x=point)
             return memo, point
         return memo, self.constraint.project(point)
 

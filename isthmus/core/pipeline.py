@@ -35,7 +35,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from isthmus.base import storage, validate
-from isthmus.base.matrix import exact_products
 from isthmus.base.parallel import in_order
 from isthmus.base.randomness import generator, key
 from isthmus.base.secret import released as released_by
@@ -46,7 +45,7 @@ from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import private_records
-from isthmus.gradients.rounding import kappa
+from isthmus.gradients.rounding import exact_products, kappa
 from isthmus.lifts import Lift, Lifted, pinv, unbiased
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
@@ -64,6 +63,13 @@ if TYPE_CHECKING:
     from isthmus.core.minimize import Purchased
 
 StepSize = Callable[[int], float | Tensor]
+
+
+def constant(eta: float) -> StepSize:
+    """The same step in every round."""
+    return lambda t: eta
+
+
 Maps = dict[str, tuple[Hashable, Sketch]]
 """The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
 
@@ -789,7 +795,7 @@ def step(pipe: Pipeline, state: State, context: RunContext) -> tuple[Round, Stat
 
 def look(stage: Stage, context: RunContext, promise: Promise | None = None) -> dict[str, Tensor]:
     """One look at the data outside the loop, as one round that moves nothing: what it released, by name."""
-    pipe = Pipeline([stage], lambda t: 1.0, Delegate(lambda lifted: None), promise=promise)
+    pipe = Pipeline([stage], constant(1.0), Delegate(lambda lifted: None), promise=promise)
     round, _ = step(pipe, State(w=torch.empty(0)), context)
     return round.released[stage.name]
 

@@ -30,28 +30,10 @@ from isthmus.core.pipeline import Pipeline, Promise, Round, Stage
 from isthmus.core.sound import others_parts, stopped
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint
+from isthmus.engine import optimizer as steps
 from isthmus.engine.accountant import FIXED, UNSEEN, Accountant, claims
 from isthmus.engine.loader import Draws, PrivateLoader, _check_draws, _check_loader, _check_physical, _collates
-from isthmus.engine.optimizer import (
-    _check_fresh,
-    _check_optimizer,
-    _fix_scale,
-    _leaf_sets,
-    _make_steps_private,
-    _product_of,
-    _restore_steps,
-    _scale_of,
-    unwrapped,
-)
-from isthmus.engine.options import (
-    GradientEmbedding,
-    Norm,
-    _check_loss,
-    _check_options,
-    _looks_at_public,
-    _Unnoised,
-    releases,
-)
+from isthmus.engine.options import GradientEmbedding, Norm, _check_loss, _check_options, _Unnoised, releases
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.forward_guard import KEPT, PIECES
 from isthmus.gradients.rows import Stack
@@ -195,21 +177,20 @@ class PrivacyEngine:
         with self._together(ranks):
             adaptive = _check_options(grad_sample_mode, rand_on_empty, clipping, more)
             validate.non_negative(noise_multiplier=noise_multiplier)
-            wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
+            wrapped, optimizer, bare = optimizer, steps.unwrapped(optimizer), noise_multiplier == 0
             _check_loss(criterion, loss_reduction)
-            scale = _scale_of(grad_scaler, loss_reduction)
+            scale = steps._scale_of(grad_scaler, loss_reduction)
             validate.one_of(("network", "exact"), precision=precision)
             n, batch = _check_loader(data_loader)
             if noise_generator is None and not bare:
                 _check_draws(data_loader)
             _check_physical(max_physical_batch_size, micro_batch_size)
-            _check_fresh(module, optimizer)
+            steps._check_fresh(module, optimizer)
             modules.validate(module, strict=True)
             layers = Layers(module, batch_first=batch_first)
-            _check_optimizer(optimizer, layers)
-            sets = _leaf_sets(constraint, layers)
+            steps._check_optimizer(optimizer, layers)
+            sets, whole = steps._leaf_sets(constraint, layers)
             numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm}
-            whole = _product_of(sets, layers)
             filling = {"sketch": sketch, "micro": micro_batch_size, "constraint": whole, **adaptive}
             sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
             stage = Stage(sampler, releases(noise_multiplier, layers.space, **numbers, **filling))  # type: ignore[arg-type]
@@ -222,7 +203,7 @@ class PrivacyEngine:
             validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
             if ledger.budget is not None and self._limit is None:
                 warn_of_large_delta(ledger.budget[1], n)
-            looked = public is not None or _looks_at_public(sketch)
+            looked = public is not None or stage.releases[0].encode.public
             rests = {"mean": loss_reduction == "mean", "public": looked, "collated": _collates(data_loader)}
             rests["shared"] = ranks.size > 1
             assumptions = claims(seeded=noise.seeded or bare, **rests)
@@ -245,7 +226,7 @@ class PrivacyEngine:
             )
             driver.begin(Ticket(0))  # from now on only batches of the private loader go through the module
             driver.rest()
-            driver.loss_scale, free = scale, _fix_scale(grad_scaler, optimizer)
+            driver.loss_scale, free = scale, steps._fix_scale(grad_scaler, optimizer)
             numbers["micro_batch_size"] = micro_batch_size
             terms = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
             order, words = None, sampler.describe()
@@ -256,7 +237,7 @@ class PrivacyEngine:
             agreed = f"{batch} {normaliser} {words} {noise.seeded} {terms}"
             self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
             optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
-            _make_steps_private(optimizer, driver, sets)
+            steps._make_steps_private(optimizer, driver, sets)
             loader = PrivateLoader(data_loader, draws, driver)
         if grad_sample_mode == "ghost":  # scripts for it unpack four values, and call the criterion they get back
             return module, wrapped, criterion or nn.CrossEntropyLoss(), loader  # type: ignore[return-value]
@@ -312,7 +293,7 @@ class PrivacyEngine:
         if training.attached:
             training.driver.forget()  # what was not released yet, or was refused, never is
             training.driver.detach()
-            _restore_steps(training.driver.optimizer)
+            steps._restore_steps(training.driver.optimizer)
             training.free()
         training.attached = False
 
@@ -364,13 +345,13 @@ class PrivacyEngine:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
         events, assumptions = [self.ledger.event()], []
         for training in self._trainings:
-            driver, planned, steps = training.driver, training.planned, training.driver.state.t
+            driver, planned, done = training.driver, training.planned, training.driver.state.t
             if planned is None:
                 assumptions.append(FIXED)
             else:
-                assumptions += stopped(planned, steps)
-                if steps < planned:
-                    events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - steps))
+                assumptions += stopped(planned, done)
+                if done < planned:
+                    events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
             if training.draws.was_cut:
                 assumptions.append(PIECES)
         return compose(events), list(dict.fromkeys(assumptions))

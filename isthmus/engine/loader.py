@@ -82,28 +82,22 @@ class Draws(datasets.Sampler[list[int]]):
         return self._cut(self.tickets)
 
     def _cut(self, tickets: deque[tuple[Ticket, list[int]]]) -> Iterator[list[int]]:
-        for index in self._drawn():
+        drawn: Iterable[Tensor] = (
+            self.shard[0] + self.shard[1] * self.draw.draw(self.own, t, self.keys, "0") for t in range(len(self))
+        )
+        if self.order is not None:
+            drawn = map(torch.tensor, self.order)
+        for index in drawn:
             self.was_cut |= self.physical is not None
-            counts, groups = len(index) > 0, self._groups(len(index))
+            counts, groups = len(index) > 0, None
             if not counts:
-                index, groups = torch.tensor(_STAND_IN), None
+                index = torch.tensor(_STAND_IN)
+            elif self.micro > 1:
+                groups = self.noise.integers(max(1, round(self.draw.rate * self.own / self.micro)), len(index))
             parts = index.split(self.physical or len(index))
             for number, part in enumerate(parts, 1):
                 tickets.append((Ticket(len(part), number == len(parts), groups, counts), part.tolist()))
                 yield part.tolist()
-
-    def _drawn(self) -> Iterator[Tensor]:
-        if self.order is not None:
-            yield from map(torch.tensor, self.order)
-            return
-        for t in range(len(self)):
-            yield self.shard[0] + self.shard[1] * self.draw.draw(self.own, t, self.keys, "0")
-
-    def _groups(self, count: int) -> Tensor | None:
-        if self.micro == 1:
-            return None
-        number = max(1, round(self.draw.rate * self.own / self.micro))
-        return self.noise.integers(number, count)
 
 
 class PrivateLoader(DataLoader):
@@ -272,9 +266,11 @@ class _Collating:
             own = made([place] * copies)
             other = {name for name, x in whole.items() if not _same(x, own[name], n, copies, place)}
             origins = [_origins(x, given, own) if isinstance(x, Tensor) else set() for x in leaves]
-            computed = (x for x, names in zip(leaves, origins, strict=True) if not names)
-            if any(_of_a_batch(x, n, self.layers.batch_dim) for x in computed):
-                return False  # by the loop, from the batch
+            computed = [x for x, names in zip(leaves, origins, strict=True) if not names and not isinstance(x, bool)]
+            if any(
+                isinstance(x, (int, float)) or examples_of(x, n, self.layers.batch_dim) is not None for x in computed
+            ):
+                return False  # by the loop, from the batch: a number, or something for its examples
             if other.isdisjoint(set().union(*origins)):
                 continue
             together, alone = (tree_unflatten(_filled(leaves, origins, source), spec) for source in (whole, own))
@@ -315,11 +311,6 @@ def _origins(x: Tensor, given: dict[str, Tensor], own: dict[str, Tensor]) -> set
     if any(not torch.equal(own[name].to(x), own[names[0]].to(x)) for name in names):
         return set()
     return set(names)
-
-
-def _of_a_batch(x: object, n: int, dim: int) -> bool:
-    """Whether an argument may be another for another batch: it has entries for its examples, or is a number."""
-    return examples_of(x, n, dim) is not None or (isinstance(x, (int, float)) and not isinstance(x, bool))
 
 
 def _filled(leaves: list[object], origins: list[set[str]], source: dict[str, Tensor]) -> list[object]:

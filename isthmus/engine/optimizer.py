@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isthmus.base import validate
-from isthmus.core.driver import TorchDriver, check_undriven
+from isthmus.core.driver import DRIVERS, TorchDriver
 from isthmus.gradients.layers import Layers
 from isthmus.sets import ConvexSet, Product, Whole
 
@@ -111,7 +111,8 @@ def _restore_steps(optimizer: torch.optim.Optimizer) -> None:
 def _check_fresh(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
     remedy = "call detach() on its engine first: it is private already"
-    check_undriven(module)
+    driven = any(driver.module is module for driver in DRIVERS)
+    validate.check(not driven, "module", type(module).__name__, remedy)
     validate.check(not isinstance(optimizer, _Private), "optimizer", type(optimizer).__name__, remedy)
 
 
@@ -165,10 +166,12 @@ def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
         binding.write(constraint.project(binding.read().reshape(-1)))
 
 
-def _leaf_sets(constraint: ConvexSet | Mapping[str, ConvexSet] | None, layers: Layers) -> dict[str, ConvexSet]:
-    """The sets of single layers: given by name, or one set for every layer."""
-    if constraint is None:
-        return {}
+def _leaf_sets(
+    constraint: ConvexSet | Mapping[str, ConvexSet] | None, layers: Layers
+) -> tuple[dict[str, ConvexSet], ConvexSet | None]:
+    """The sets of single layers, given by name, or one set for every layer; and their product, where there are any."""
+    if not constraint:
+        return {}, None
     names = [leaf.name for leaf in layers.space.leaves]
     if not isinstance(constraint, Mapping):
         constraint = dict.fromkeys(names, constraint)
@@ -179,14 +182,7 @@ def _leaf_sets(constraint: ConvexSet | Mapping[str, ConvexSet] | None, layers: L
         validate.check(isinstance(given_set, ConvexSet), where, given_set, "give a set from isthmus.sets")
         remedy = f"give a set of dimension {size}: the layer has so many numbers [W | c]"
         validate.check(given_set.dim in (None, size), where, given_set, remedy)
-    return sets
-
-
-def _product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | None:
-    """The product of the layers' sets, the whole space where there is none."""
-    if not sets:
-        return None
-    return Product([(sets.get(leaf.name, Whole()), leaf.size) for leaf in layers.space.leaves])
+    return sets, Product([(sets.get(leaf.name, Whole()), leaf.size) for leaf in layers.space.leaves])
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, layers: Layers) -> None:

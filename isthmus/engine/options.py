@@ -221,10 +221,3 @@ def _shares(norm: Norm, names: list[str]) -> dict[str, float]:
     for bound in norm.values():
         validate.positive(max_grad_norm=bound)
     return {name: float(bound) for name, bound in norm.items()}
-
-
-def _looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:
-    """Whether a sketch, or a part of it, is learned from public examples."""
-    if isinstance(sketch, GradientEmbedding):
-        sketch = sketch.encoder
-    return sketch is not None and sketch.public

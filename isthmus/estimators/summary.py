@@ -28,7 +28,7 @@ from isthmus.estimators.linear import LedgerLike
 from isthmus.estimators.looks import Looks
 from isthmus.estimators.scoring import _Bins
 from isthmus.privacy import PrivacyStatement
-from isthmus.tables.columns import from_days, readable
+from isthmus.tables.columns import TYPES, from_days, readable
 from isthmus.tables.encode import NamedColumns, as_frame, encode
 from isthmus.tables.schema import Column, Schema
 
@@ -162,11 +162,11 @@ def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str
             declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
     absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
     validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
-    why = {"hash": "its words were not declared", "id": "it identifies rows", "drop": "it is to be dropped"}
-    left_out = {column.name: why[column.type] for column in declared if column.type in why}
+    why = {column.name: TYPES[column.type].left_out for column in declared}
+    left_out = {name: reason for name, reason in why.items() if reason}
     others = set(frame.columns) - {column.name for column in declared}
     left_out |= {name: "it was not declared" for name in frame.columns if name in others}
-    chosen = [column for column in declared if column.type not in why]
+    chosen = [column for column in declared if not why[column.name]]
     remedy = "declare at least one column: a range, words, a date, or bool"
     validate.check(bool(chosen), "schema", [column.name for column in declared], remedy)
     return chosen, left_out

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import precision, with_precision
 from isthmus.gradients import fused, rounding
+from isthmus.gradients.rounding import precision, with_precision
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
 
 if TYPE_CHECKING:

@@ -58,14 +58,16 @@ times as fast as TF32.  A factor loses less than 1 / N of its longest possible e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import CACHE_BYTES, Matrix, Total, View, exact_products, row_norms
+from isthmus.base.matrix import CACHE_BYTES, Matrix, Total, View, row_norms
 from isthmus.gradients import fused
 
 ORDS = (1, 2, math.inf)
@@ -534,3 +536,59 @@ def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         room[:k, :n] = digits.T
         parts.append(room)
     return parts[0], parts[1]
+
+
+# ---------------------------------------------------------------- products that are exact
+
+Precision = tuple[str, str, str]
+"""How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
+
+
+class _ThisThread(threading.local):
+    exact: frozenset[str] = frozenset()
+    """The kinds of devices whose products are exact in this thread already."""
+
+
+_THIS_THREAD = _ThisThread()
+
+
+def precision() -> Precision:
+    """The present setting of float32 products."""
+    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return torch.get_float32_matmul_precision(), cuda, cpu
+
+
+def _set(wanted: Precision) -> None:
+    torch.set_float32_matmul_precision(wanted[0])
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = wanted[1:]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def with_precision(wanted: Precision, device: torch.device, exact: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
+    before, known = precision(), _THIS_THREAD.exact
+    off = known and not exact or device.type == "meta"  # among exact products there is no autocast
+    with nullcontext() if off else torch.autocast(device.type, enabled=False):
+        _THIS_THREAD.exact = exact
+        if before != wanted:
+            _set(wanted)
+        try:
+            yield
+        finally:
+            _THIS_THREAD.exact = known
+            if before != wanted:
+                _set(before)
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    known = _THIS_THREAD.exact
+    if device.type in known:
+        yield
+        return
+    wanted = precision()
+    if not {*wanted, torch.backends.fp32_precision} <= {"none", "ieee", "highest"}:  # type: ignore[attr-defined]
+        wanted = ("highest", "ieee", "ieee")
+    with with_precision(wanted, device, known | {device.type}):
+        yield

@@ -32,7 +32,6 @@ from isthmus.base.matrix import (
     Total,
     View,
     as_dtype,
-    exact_products,
     is_sparse,
     matmul,
     rmatmul,
@@ -41,7 +40,7 @@ from isthmus.base.matrix import (
 )
 from isthmus.base.space import Space
 from isthmus.gradients import fused, rounding
-from isthmus.gradients.rounding import CHUNK_BYTES
+from isthmus.gradients.rounding import CHUNK_BYTES, exact_products
 
 
 class _LinearMap(Protocol):
@@ -761,7 +760,8 @@ def Glm(r: Tensor, X: Matrix, sizes: Callable[[float], Tensor] | None = None) ->
     >>> Glm(torch.tensor([2.0, -1.0]), sp.csr_array([[1.0, 0.0], [0.0, 3.0]])).sum()
     tensor([ 2., -3.])
     """
-    validate.shape((X.shape[0],), r=r)
+    if r.shape != X.shape[:1]:
+        validate.shape(X.shape[:1], r=r)
     return Outer(X, r[:, None], sizes=sizes)
 
 

@@ -85,13 +85,15 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     if isinstance(index, slice):
         index = torch.arange(*index.indices(n))
     tensor = torch.as_tensor(index)
-    validate.check(tensor.ndim == 1, "index.shape", tuple(tensor.shape), "give a 1-d list of positions")
+    if tensor.ndim != 1:
+        validate.refuse("index.shape", tuple(tensor.shape), "give a 1-d list of positions")
     if tensor.numel() == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
-    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-    validate.check(whole, "index.dtype", tensor.dtype, "give integer positions (of a mask: mask.nonzero()[:, 0])")
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        validate.refuse("index.dtype", tensor.dtype, "give integer positions (of a mask: mask.nonzero()[:, 0])")
     low, high = int(tensor.min()), int(tensor.max())
-    validate.check(0 <= low and high < n, "index", (low, high), f"give positions from 0 to n - 1 = {n - 1}")
+    if low < 0 or high >= n:
+        validate.refuse("index", (low, high), f"give positions from 0 to n - 1 = {n - 1}")
     return tensor.to(device=device, dtype=torch.int64)
 
 

@@ -22,10 +22,14 @@ class Leak(str):
     """What a statement says of something that was read from the data: no assumption, but not covered by epsilon."""
 
 
+_WITHIN = ("isthmus.", "contextlib")
+"""How the names of modules begin whose frames no warning points at: ours, and that of a `with` which enters ours."""
+
+
 def warn(text: str, category: type[Warning]) -> None:
     """A warning that points at the line outside this package from which it was called."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("isthmus."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_WITHIN):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
 

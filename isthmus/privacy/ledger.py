@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from isthmus.base import secret
 from isthmus.base.atomic import CannotWrite, atomic_write, writing
@@ -96,6 +96,8 @@ _INSERT = "INSERT INTO records VALUES (?, ?, ?)"
 _DATABASE = b"SQLite format 3\0"
 _PATIENCE = 600.0
 """Seconds that an operation waits for those of other processes."""
+_SILENCE = 5.0
+"""How many of them it waits before it says so."""
 _FULL = "nothing was released for it; make room, and go on: what is there still counts"
 
 _alone = threading.Lock()
@@ -198,8 +200,9 @@ class _Records:
             stages = {what: _Announced(**stage) for what, stage in record["announced"].items()}
             self.runs[record["run"]] = stages
         elif kind in _SIGN:
-            positive_int(rounds=record["rounds"])
             stage, change = self.runs[record["run"]][record["what"]], _SIGN[kind] * record["rounds"]
+            if type(record["rounds"]) is not int or record["rounds"] < 1:
+                positive_int(rounds=record["rounds"])
             stage.charged += change
             if record["event"] != stage.event or stage.charged < 0:
                 raise ValueError("this charge or refund was never announced or made")
@@ -253,7 +256,10 @@ class _FileRecords(_Records):
                     yield
                     self._database.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                raise CannotWrite(f"{self.path} cannot be written ({error}): {_FULL}") from error
+                remedy = _FULL
+                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                    remedy = "nothing was released for it; look for another process that has the ledger open"
+                raise CannotWrite(f"{self.path} cannot be written ({error}): {remedy}") from error
             except (sqlite3.DatabaseError, UnicodeError) as error:  # of names in a damaged database
                 raise LedgerCorrupt(f"{self.path}: this is not a ledger, or a damaged one ({error})") from error
             if self._number > found:
@@ -406,8 +412,33 @@ class _FileRecords(_Records):
         self.append({"kind": "torn", "run": "", "charges": list(most.values())})
 
 
+class _Waiting(sqlite3.Connection):
+    """A connection that says, once, that it waits for another process, and waits on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, timeout=_SILENCE, isolation_level=None)
+        self._path, self._silent = path, True
+
+    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+        """The statements that wait are BEGIN and COMMIT, and the first to look into a file that is being written."""
+        try:
+            return super().execute(sql, values)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not self._silent:
+                raise
+        self._silent = False
+        warn(
+            f"another process has held the ledger {str(self._path)!r} for {_SILENCE:g} seconds, and this one goes on "
+            "waiting for it: look for another process that has the ledger open (stopped in a debugger, say), and let "
+            "it go on or end it",
+            RuntimeWarning,
+        )
+        super().execute(f"PRAGMA busy_timeout={round(1000 * (_PATIENCE - _SILENCE))}")
+        return super().execute(sql, values)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+    database = _Waiting(path)
     database.text_factory = bytes
     database.execute("PRAGMA synchronous=EXTRA")
     return database
@@ -573,7 +604,11 @@ class Ledger:
     def open(
         cls, path: _Path, budget: _Budget = None, *, adjacency: _Relation | None = None, dataset: str | None = None
     ) -> Ledger:
-        """Continue the ledger at `path`, or create it."""
+        """Continue the ledger at `path`, or create it.
+
+        While another process is in the middle of a transaction, this waits for up to ten minutes, as every operation
+        does; after five seconds it warns.
+        """
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
     @property

@@ -110,8 +110,8 @@ class Source:
 
     def mask(self, n: int, q: float, device: _Device = None) -> Tensor:
         """Poisson membership: n independent booleans, each true with probability q."""
-        validate.non_negative_int(n=n)
-        validate.probability(q=q)
+        if n < 0 or not 0 < q <= 1:
+            validate.refuse("n, q", (n, q), "give a number of records, and a probability above 0 and at most 1")
         here = secret.stand_in()
         if here is not None:
             return here.mask(n, q).to(device=device)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Stored, code_room, columns, exact_products, matmul
+from isthmus.base.matrix import Stored, code_room, columns, matmul
 from isthmus.base.space import Space
+from isthmus.gradients.rounding import exact_products
 from isthmus.sketches import base
 from isthmus.sketches.base import LiftsRanges, Random, Size, Sketch, _check_block, _check_vector, resolve, round_up
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, View, code_room, columns, exact_products, is_sparse, matmul, to_dense
+from isthmus.base.matrix import Stored, View, code_room, columns, is_sparse, matmul, to_dense
 from isthmus.base.space import Leaf, Space
+from isthmus.gradients.rounding import exact_products
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, compact, outer_of, total
 from isthmus.sketches import base
 from isthmus.sketches.dense import frames

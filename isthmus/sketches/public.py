@@ -23,6 +23,7 @@ from torch import Tensor
 
 from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
+from isthmus.gradients.rounding import exact_products
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
 from isthmus.sketches import base
 from isthmus.sketches.compose import IdentityMap, _BlockMap
@@ -631,7 +632,7 @@ def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
-        with matrix.exact_products(b.device):
+        with exact_products(b.device):
             part = torch.einsum(equation, b[..., lo : lo + step], matrix.to_dense(a))
         yield part.reshape(rows.n, -1).to(dtype)
 

@@ -1,20 +1,8 @@
 """Types of columns: what may be declared of each, how its entries are read, and which columns of numbers it becomes.
 
-A new type of column is one class here and its line in `TYPES`.  Every entry is read by itself and by what was declared
-of its column: nor does the type that a reader would give the column enter, text is parsed entry by entry, and comes to
+A new type of column is one class here and its line in `TYPES`.  Every entry is read by itself, and by what was declared
+of its column.  The type that pandas would give the column plays no part: text is parsed entry by entry, and comes to
 what the number itself would.
-
-Numbers in text, one entry at a time, by the signs that a file was declared to have.
-
-The decimal sign is never also a sign between thousands, digits are grouped by threes or not at all, and an entry that
-looks like a number written with other signs is refused with what to declare: read as missing, or as a thousand times
-itself, it would be wrong without a word.
-
-Dates in text, one entry at a time and in one format a column: ISO, or the one that was declared.
-
-`01/02/2024` is the first of February or the second of January, and nothing in the entry says which: no order of day and
-month is ever tried.  A column has the format that its schema declares, or ISO (2024-12-31, 2024/12/31, also with a time
-and a zone); any other entry with digits is refused with what to declare.
 """
 
 from __future__ import annotations
@@ -54,12 +42,17 @@ _NUMBERS = (int, float, Decimal, np.number, np.bool_)
 class ColumnType:
     """What every type of column says of its columns; as it stands, a type that is never a feature.
 
+    A new type writes `features` and `encode`; `ranges` if they are not 0 to 1, and `words` if `treatment` needs more
+    than {0}, the column, and {1}, how many words it has (of numbers: the two ends of the range).
+
     treatment   what becomes of such a column, in words
-    keys        what may be declared of it, beside its type
+    keys        what may be declared of it, beside its type ("missing" and "bounds" too)
+    left_out    why a private summary leaves such columns out; "" where it counts them
     """
 
     treatment: str
     keys: tuple[str, ...] = ()
+    left_out: str = "a summary has no cells for its type"
 
     def features(self, column: Column) -> list[str]:
         """The names of the columns of numbers that it becomes."""
@@ -84,11 +77,12 @@ class NumberType(ColumnType):
     """Entries of these types are missing only where they were declared to be."""
     typed: ClassVar[str] = "iufbM"
     """The kinds of arrays in which nothing but a gap is unreadable."""
-    remedy = (
+    remedy: ClassVar[str] = (
         "other signs than the decimal sign {0.decimal!r} and well-formed thousands, or with other marks: give the "
         "signs (--decimal CHAR, or decimal and thousands of the column in the schema), write plain numbers, or declare "
         'the column as "category", "hash" or "drop"'
     )
+    """Completes "some of its entries are written with ..."; {0} is the column, {1} its format."""
 
     def features(self, column: Column) -> list[str]:
         return [column.name, f"{column.name} (missing)"][: 1 + (column.missing == "indicator")]
@@ -181,13 +175,17 @@ class HashType(CategoryType):
 
 
 TYPES: dict[str, ColumnType] = {
-    "number": NumberType("from {:g} to {:g}", ("bounds", "missing", "absent", "fill", "thousands", "decimal")),
-    "bool": BoolType("0 or 1", ("missing", "absent")),
-    "category": CategoryType("{1} words and (other)", ("categories", "absent")),
-    "hash": HashType("words hashed into {0.buckets} fixed buckets; none is learned", ("buckets", "absent")),
-    "date": DateType("", ("bounds", "missing", "absent", "format")),
-    "id": ColumnType("carried along by predictions, never a feature"),
-    "drop": ColumnType("left out"),
+    "number": NumberType("from {:g} to {:g}", ("bounds", "missing", "absent", "fill", "thousands", "decimal"), ""),
+    "bool": BoolType("0 or 1", ("missing", "absent"), ""),
+    "category": CategoryType("{1} words and (other)", ("categories", "absent"), ""),
+    "hash": HashType(
+        "words hashed into {0.buckets} fixed buckets; none is learned",
+        ("buckets", "absent"),
+        "its words were not declared",
+    ),
+    "date": DateType("", ("bounds", "missing", "absent", "format"), ""),
+    "id": ColumnType("carried along by predictions, never a feature", left_out="it identifies rows"),
+    "drop": ColumnType("left out", left_out="it is to be dropped"),
 }
 
 
@@ -384,6 +382,12 @@ def _plain(word: str) -> str:
 
 
 # ---------------------------------------------------------------- numbers and dates in text
+#
+# One entry at a time, by the signs and the one format that were declared.  The decimal sign is never also one between
+# thousands, and digits are grouped by threes or not at all.  `01/02/2024` is the first of February or the second of
+# January, and nothing in the entry says which: no order of day and month is ever tried, a column has the format that
+# its schema declares, or ISO.  What looks like a number or a date written otherwise is refused with what to declare:
+# read as missing, or as a thousand times itself, it would be wrong without a word.
 
 OTHER = {".": ",", ",": "."}
 

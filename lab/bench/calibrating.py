@@ -9,7 +9,7 @@ import dp_accounting as dpa
 from dp_accounting.pld import PLDAccountant
 
 from isthmus.privacy import epsilon, noise_multiplier
-from lab.bench.cases import Contest, Facts, Work, need
+from lab.bench.cases import Facts, PeerBenchmark, Work, need
 
 DIRECT, PRV = "dp_accounting (PLD)", "Opacus (PRV)"
 DELTA = 1e-5
@@ -55,7 +55,7 @@ def build(way: str, quick: bool, rate: float, steps: int) -> Work:
 
 
 BENCHMARKS = tuple(
-    Contest(
+    PeerBenchmark(
         f"calibrate-{name}",
         f"the noise multiplier of (2, 1e-5), {words}",
         partial(build, rate=rate, steps=steps),

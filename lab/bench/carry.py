@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from isthmus.base import validate
 from lab.bench import columns
-from lab.bench.cases import Benchmark, Contest
+from lab.bench.cases import Benchmark, PeerBenchmark
 from lab.bench.measure import NO_DEVICE, Failed, run, spread
 from lab.bench.registry import BENCHMARKS
 from lab.bench.results import BenchResults
@@ -62,7 +62,7 @@ def carry_out(
     late: Callable[[], bool] = lambda: end is not None and time.monotonic() >= end  # noqa: E731
     failed: dict[str, str] = {}
     left: list[str] = []
-    on_device = [case for case in benchmarks if isinstance(case, Contest) and case.device]
+    on_device = [case for case in benchmarks if isinstance(case, PeerBenchmark) and case.device]
     todo = [case for case in benchmarks if case not in on_device and not results.has(case)]
     with tqdm(todo, disable=not progress, unit="benchmark", leave=False) as bar:
         for benchmark in bar:
@@ -79,7 +79,7 @@ def carry_out(
 
 
 def _carry_columns(
-    cases: Sequence[Contest], results: BenchResults, late: Callable[[], bool], progress: bool
+    cases: Sequence[PeerBenchmark], results: BenchResults, late: Callable[[], bool], progress: bool
 ) -> list[str]:
     """Measure the contests of a device, and say each figure; the names of those that have ways left."""
     left: dict[str, None] = {}

@@ -48,7 +48,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Contest:
+class PeerBenchmark:
     """The same work done in several ways, ours and those of peers, timed in turn.
 
     name      the family, a dash and what it is about
@@ -128,7 +128,7 @@ class Growth:
         return self.build(int(way))
 
 
-Benchmark = Contest | Growth
+Benchmark = PeerBenchmark | Growth
 
 
 def need(package: str, where: str = "") -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.codecs import QSGD, VQSGD, BFloat16, Codec, Float16, Int8, Natural, PackedBits, RandomK, TernGrad
-from lab.bench.cases import Contest, Facts, Goal, Work
+from lab.bench.cases import Facts, Goal, PeerBenchmark, Work
 
 CODECS: dict[str, Codec] = {
     "QSGD(gamma)": QSGD(),
@@ -73,7 +73,7 @@ def decode(way: str, quick: bool) -> Work:
 
 
 BENCHMARKS = (
-    Contest(
+    PeerBenchmark(
         "codec-encode",
         "10^6 normal float32 numbers to bytes",
         encode,
@@ -83,7 +83,7 @@ BENCHMARKS = (
         only=ONLY,
         rounds=7,
     ),
-    Contest(
+    PeerBenchmark(
         "codec-decode",
         "10^6 float32 numbers from the bytes of a normal vector",
         decode,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lab.bench.cases import Contest
+from lab.bench.cases import PeerBenchmark
 from lab.bench.measure import NO_DEVICE, Failed, Worker, row_of
 
 ColumnKey = tuple[str, str]
@@ -24,10 +24,10 @@ Measured = dict[str, Any]
 LATER = "the time was up: another call goes on"
 
 
-def in_order(case: Contest, cases: Sequence[Contest]) -> list[Contest]:
+def in_order(case: PeerBenchmark, cases: Sequence[PeerBenchmark]) -> list[PeerBenchmark]:
     """The contests that are measured together with one: those that share with it, or itself.
 
-    >>> a, b = (Contest(name, "", lambda way, quick: None, (), (), shares="x") for name in "ab")
+    >>> a, b = (PeerBenchmark(name, "", lambda way, quick: None, (), (), shares="x") for name in "ab")
     >>> [case.name for case in in_order(b, [a, b])]
     ['a', 'b']
     """
@@ -35,7 +35,7 @@ def in_order(case: Contest, cases: Sequence[Contest]) -> list[Contest]:
 
 
 def measured(
-    cases: Sequence[Contest], quick: bool, known: Collection[ColumnKey], late: Callable[[], bool]
+    cases: Sequence[PeerBenchmark], quick: bool, known: Collection[ColumnKey], late: Callable[[], bool]
 ) -> Iterator[Measured]:
     """The columns of several contests that are not known yet, as they come."""
     process = Process(quick)
@@ -52,7 +52,7 @@ def measured(
         process.close()
 
 
-def _todo(cases: Sequence[Contest], known: Collection[ColumnKey]) -> Iterator[tuple[Contest, str]]:
+def _todo(cases: Sequence[PeerBenchmark], known: Collection[ColumnKey]) -> Iterator[tuple[PeerBenchmark, str]]:
     """What is to be measured: contests in their order, those that share with one beside it, way by way."""
     done: set[str] = set()
     for case in cases:
@@ -73,7 +73,7 @@ class Process:
         self.quick = quick
         self.worker: Worker | None = None
 
-    def measured(self, case: Contest, way: str) -> Measured:
+    def measured(self, case: PeerBenchmark, way: str) -> Measured:
         """One column; a failure where others were measured before is tried again alone."""
         while True:
             fresh = self.worker is None
@@ -85,7 +85,7 @@ class Process:
                 if fresh:
                     return {"skipped": f"it failed: {error}"}
 
-    def _column(self, worker: Worker, case: Contest, way: str) -> Measured:
+    def _column(self, worker: Worker, case: PeerBenchmark, way: str) -> Measured:
         answer = worker.ask("make", way, case.name)
         if "skipped" in answer:
             return answer
@@ -106,7 +106,7 @@ class Process:
         self.worker = None
 
 
-def rows(case: Contest, columns: dict[ColumnKey, Measured]) -> list[dict[str, Any]]:
+def rows(case: PeerBenchmark, columns: dict[ColumnKey, Measured]) -> list[dict[str, Any]]:
     """The rows of a contest, made of the columns that there are; those without ours say why."""
     own = {way: columns[case.name, way] for way in case.wanted() if (case.name, way) in columns}
     samples = {way: column["ms"] for way, column in own.items() if "ms" in column}

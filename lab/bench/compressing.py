@@ -10,7 +10,7 @@ from isthmus.algorithms import comp_sgd, sgd
 from isthmus.core.minimize import minimize
 from isthmus.objectives import Logistic
 from isthmus.sets import L1Ball
-from lab.bench.cases import Contest, Facts, Goal, Skipped, Work
+from lab.bench.cases import Facts, Goal, PeerBenchmark, Skipped, Work
 
 FEEDBACK, KEPT, MEMORYLESS, PLAIN = "error feedback", "error feedback, map kept 4 rounds", "memoryless", "plain SGD"
 STEPS = 200
@@ -48,7 +48,7 @@ def build(way: str, quick: bool) -> Work:
 
 
 BENCHMARKS = (
-    Contest(
+    PeerBenchmark(
         "compressed-imdb",
         "a step on IMDB, l1 ball of radius 150, batch 32, d = 10,000, m = 1,000",
         build,

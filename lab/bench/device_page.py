@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lab.bench.cases import Contest
+from lab.bench.cases import PeerBenchmark
 from lab.bench.devices import LABELS
 from lab.bench.digits import number
 from lab.bench.gauges import GIB, MIB
@@ -15,7 +15,7 @@ from lab.bench.steps import PLAIN
 
 def grid(rows: Iterable[dict[str, Any]], family: str) -> str:
     """The contests whose names begin with `family`; below, what else was measured of those that have goals."""
-    cases = [case for name, case in BENCHMARKS.items() if name.startswith(family) and isinstance(case, Contest)]
+    cases = [case for name, case in BENCHMARKS.items() if name.startswith(family) and isinstance(case, PeerBenchmark)]
     rows = [row for row in rows if row["name"].startswith(family) and "ours_ms" in row]
     by_name = {case.name: _ways([row for row in rows if row["name"] == case.name]) for case in cases}
     order = [

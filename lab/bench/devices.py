@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isthmus.privacy import FastSource
 from isthmus.privacy.noise import pieces, two_keys
-from lab.bench.cases import Contest, Goal, Work
+from lab.bench.cases import Goal, PeerBenchmark, Work
 from lab.bench.gauges import DEVICE, GIB, gauged
 from lab.bench.models import Gpt, wide
 from lab.bench.networks import KRONECKER16, KRONECKER64, LAYERS, Network, network
@@ -113,9 +113,9 @@ def _mlp_goals(kronecker: float, cause: str) -> tuple[Goal, ...]:
     return none, Goal(PLAIN, kronecker, KRONECKER64, cause)
 
 
-def _gpt(precision: str, end: str, goals: tuple[Goal, ...] = ()) -> Contest:
+def _gpt(precision: str, end: str, goals: tuple[Goal, ...] = ()) -> PeerBenchmark:
     (batch, tokens), words = SHAPES[end], PRECISIONS[precision]
-    return Contest(
+    return PeerBenchmark(
         f"device-gpt-{precision}{end}",
         f"a private step of a GPT (12 layers, 768 wide, 50,257 words, {tokens:,} tokens, batch {batch}), {words}",
         partial(gpt, precision=precision, batch=batch, tokens=tokens),
@@ -130,8 +130,8 @@ def _gpt(precision: str, end: str, goals: tuple[Goal, ...] = ()) -> Contest:
     )
 
 
-def _mlp(end: str, width: int, size: str, goals: tuple[Goal, ...]) -> Contest:
-    return Contest(
+def _mlp(end: str, width: int, size: str, goals: tuple[Goal, ...]) -> PeerBenchmark:
+    return PeerBenchmark(
         f"device-mlp{end}",
         f"a private step of an MLP 1024-{width}-{width}-{width}-{width}-10 (d = {size}), batch 4096, TF32",
         partial(mlp, width=width),
@@ -145,8 +145,8 @@ def _mlp(end: str, width: int, size: str, goals: tuple[Goal, ...]) -> Contest:
     )
 
 
-def _noise(end: str, size: int, words: str) -> Contest:
-    return Contest(
+def _noise(end: str, size: int, words: str) -> PeerBenchmark:
+    return PeerBenchmark(
         f"device-noise{end}",
         f"normal noise added to {words} float32 numbers; the forward pass of an MLP with as many weights, batch 4096",
         partial(noise, size=size),

@@ -10,7 +10,7 @@ from sklearn.linear_model import SGDClassifier
 
 from isthmus import datasets
 from isthmus.estimators import PrivateClassifier
-from lab.bench.cases import Contest, Facts, Growth, Skipped, Work
+from lab.bench.cases import Facts, Growth, PeerBenchmark, Skipped, Work
 
 SGD = "scikit-learn SGDClassifier"
 
@@ -62,7 +62,7 @@ def grown(n: int) -> Work:
 
 BENCHMARKS = (
     *(
-        Contest(
+        PeerBenchmark(
             f"fit-{kind}",
             f"a fit of {words}, 20 passes; ours at epsilon 1",
             partial(build, kind=kind),

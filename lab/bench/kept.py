@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from lab.bench.cases import EXPONENT, Contest, Goal
+from lab.bench.cases import EXPONENT, Goal, PeerBenchmark
 from lab.bench.measure import FORM
 from lab.bench.registry import BENCHMARKS
 
@@ -154,7 +154,7 @@ def skipped(sources: Iterable[KeptRun]) -> dict[str, list[str]]:
     for source in sources:
         for row in source.rows:
             case = BENCHMARKS.get(row["name"])
-            if isinstance(case, Contest) and case.device and row["name"] in there:
+            if isinstance(case, PeerBenchmark) and case.device and row["name"] in there:
                 continue
             own = row["ours"] in row["skipped"]
             for way, why in row["skipped"].items():

@@ -14,7 +14,7 @@ from sklearn.linear_model import orthogonal_mp
 from isthmus.lifts import basis_pursuit, cosamp, solve_lift
 from isthmus.sets import ConvexSet, L1Ball, Simplex
 from isthmus.sketches import CountSketch, GaussianSketch, Sketch
-from lab.bench.cases import Contest, Facts, Growth, Work, need
+from lab.bench.cases import Facts, Growth, PeerBenchmark, Work, need
 
 CLARABEL, HIGHS, OMP = "CVXPY with Clarabel", "HiGHS (SciPy)", "scikit-learn OMP"
 Problem = tuple[ConvexSet, Sketch, Any, np.ndarray, np.ndarray]
@@ -133,7 +133,7 @@ def grown(d: int) -> Work:
 
 BENCHMARKS = (
     *(
-        Contest(
+        PeerBenchmark(
             f"lift-{kind}-{family.lower()}",
             f"project_and_lift, {'l1 ball' if kind == 'l1' else kind}, {family}, d = 2000, m = 200, to 1e-6",
             partial(lifted, kind=kind, family=family),
@@ -145,7 +145,7 @@ BENCHMARKS = (
         for kind in ("l1", "simplex")
         for family in ("CountSketch", "Gaussian")
     ),
-    Contest(
+    PeerBenchmark(
         "lift-basis-pursuit",
         "basis pursuit (the lift of least gauge on an l1 ball), d = 2000, m = 400, 40 non-zeros",
         pursuit,
@@ -153,7 +153,7 @@ BENCHMARKS = (
         (HIGHS, CLARABEL),
         rounds=7,
     ),
-    Contest(
+    PeerBenchmark(
         "lift-cosamp",
         "a 50-sparse vector of 10,000 numbers from 1,000 Gaussian ones",
         greedy,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.bench.cases import Benchmark, Contest, Growth
+from lab.bench.cases import Benchmark, Growth, PeerBenchmark
 from lab.bench.registry import HOMES
 
 FORM = 1
@@ -82,11 +82,11 @@ class Worker:
 
 def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
     """The rows of one benchmark; those of a device are measured by `columns`."""
-    rows = _compare(benchmark, quick) if isinstance(benchmark, Contest) else [_grow(benchmark, quick)]
+    rows = _compare(benchmark, quick) if isinstance(benchmark, PeerBenchmark) else [_grow(benchmark, quick)]
     return [row | {"quick": True} for row in rows] if quick else rows
 
 
-def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
+def _compare(case: PeerBenchmark, quick: bool) -> list[dict[str, Any]]:
     """One row for each of our ways."""
     ways = case.ways(quick)
     apart = case.apart and not quick
@@ -125,7 +125,7 @@ def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[s
     return times
 
 
-def row_of(case: Contest, own: str, samples: Any, reports: Any, skipped: dict[str, str]) -> dict[str, Any]:
+def row_of(case: PeerBenchmark, own: str, samples: Any, reports: Any, skipped: dict[str, str]) -> dict[str, Any]:
     """Ours beside every peer."""
     row: dict[str, Any] = {"name": case.name, "title": case.title, "ours": own, "threads": case.threads}
     row["skipped"] = {way: why for way, why in skipped.items() if way == own or way in case.beside(own)}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from isthmus.sets import ConvexSet, L1Ball, Simplex
-from lab.bench.cases import Contest, Facts, Growth, Work, need_memory
+from lab.bench.cases import Facts, Growth, PeerBenchmark, Work, need_memory
 
 SORT = "NumPy sort"
 
@@ -55,10 +55,10 @@ def grown(d: int) -> Work:
 
 
 BENCHMARKS = (
-    Contest(
+    PeerBenchmark(
         "project-l1", "10^6 normal numbers onto an l1 ball of radius 100", partial(build, kind="l1"), ("ours",), (SORT,)
     ),
-    Contest(
+    PeerBenchmark(
         "project-simplex",
         "10^6 normal numbers onto a simplex of size 100",
         partial(build, kind="simplex"),

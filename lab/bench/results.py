@@ -16,7 +16,7 @@ import isthmus
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
 from lab.bench import columns
-from lab.bench.cases import Benchmark, Contest
+from lab.bench.cases import Benchmark, PeerBenchmark
 from lab.bench.columns import ColumnKey, Measured
 from lab.bench.measure import FORM, machine, report
 from lab.bench.registry import BENCHMARKS
@@ -88,7 +88,7 @@ class BenchResults:
 
     def has(self, case: Benchmark) -> bool:
         """Whether all rows of a benchmark are there, and are of this code and machine."""
-        ours = case.ours if isinstance(case, Contest) else ("",)
+        ours = case.ours if isinstance(case, PeerBenchmark) else ("",)
         rows = [self.rows.get((case.name, own), {}) for own in ours]
         return all(row.get("stamp") == self.stamps[case.name] for row in rows)
 
@@ -102,7 +102,7 @@ class BenchResults:
                 self.writes |= self.path is not None and _has_figures(row)
         self._write()
 
-    def add_column(self, case: Contest, column: Measured) -> None:
+    def add_column(self, case: PeerBenchmark, column: Measured) -> None:
         """Keep a column, and the rows that are made of it."""
         if "ms" in column:
             column = column | {"stamp": self.stamps[case.name]}

@@ -12,7 +12,7 @@ from sklearn.random_projection import GaussianRandomProjection, SparseRandomProj
 
 from isthmus.gradients.rows import Dense
 from isthmus.sketches import SRHT, CountSketch, GaussianSketch, SparseJL
-from lab.bench.cases import Contest, Growth, Work, need_memory
+from lab.bench.cases import Growth, PeerBenchmark, Work, need_memory
 
 COPY = "copy of the vector"
 KINDS: dict[str, Any] = {"CountSketch": CountSketch, "SRHT": SRHT}
@@ -55,7 +55,7 @@ def grown(d: int, kind: str) -> Work:
 
 SIZES = tuple(10**k for k in range(3, 9))
 BENCHMARKS = (
-    Contest(
+    PeerBenchmark(
         "sketch-forward",
         "the code of 10^7 float32 numbers, m = 10^5, all threads",
         partial(long_vector, back=False),
@@ -63,7 +63,7 @@ BENCHMARKS = (
         (COPY,),
         threads=0,
     ),
-    Contest(
+    PeerBenchmark(
         "sketch-adjoint",
         "10^7 float32 numbers from a code, m = 10^5, all threads",
         partial(long_vector, back=True),
@@ -71,14 +71,14 @@ BENCHMARKS = (
         (COPY,),
         threads=0,
     ),
-    Contest(
+    PeerBenchmark(
         "sketch-rows-sparse",
         "codes of 1,000 dense rows of 10,000 numbers, m = 500: maps with few non-zeros",
         partial(many_rows, sparse=True),
         ("CountSketch", "SparseJL(s=8)"),
         ("scikit-learn SparseRandomProjection",),
     ),
-    Contest(
+    PeerBenchmark(
         "sketch-rows-dense",
         "codes of 1,000 dense rows of 10,000 numbers, m = 500: Gaussian maps",
         partial(many_rows, sparse=False),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from isthmus.core.driver import Ticket
 from isthmus.engine import PrivacyEngine
 from isthmus.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
-from lab.bench.cases import Contest, Goal, Growth, Work, need
+from lab.bench.cases import Goal, Growth, PeerBenchmark, Work, need
 from lab.bench.models import BATCH, MODELS, batch
 
 PLAIN, HOOKS, GHOST = "plain torch", "Opacus hooks", "Opacus ghost"
@@ -133,7 +133,7 @@ OURS = {
 }
 BENCHMARKS = (
     *(
-        Contest(
+        PeerBenchmark(
             f"step-{model}",
             title,
             partial(build, model=model),

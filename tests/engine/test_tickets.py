@@ -149,29 +149,13 @@ def test_loops_in_step_go_on(physical: int | None) -> None:
 @pytest.mark.parametrize("name", list(LOCKED))
 def test_what_would_be_ignored_is_refused_by_its_name(name: str) -> None:
     run = private(mlp(), data())
-    with pytest.raises(InvalidInput, match=f"optimizer.{name}"):
+    with pytest.raises(InvalidInput, match=f"optimizer.{name}=0.1 is not allowed: .*what the ledger charges"):
         setattr(run.optimizer, name, 0.1)
     assert run.optimizer.noise_multiplier == 0.8 and run.optimizer.max_grad_norm == 0.3
     train(run, 1)
     run.engine.detach()
     assert type(run.optimizer) is torch.optim.SGD
     setattr(run.optimizer, name, 0.1)
-
-
-def test_a_scheduler_of_the_noise_is_refused_at_its_first_step() -> None:
-    run = private(mlp(), data())
-
-    class ExponentialNoise:
-        """What Opacus' schedulers do."""
-
-        def __init__(self, optimizer: Any, gamma: float) -> None:
-            self.optimizer, self.gamma = optimizer, gamma
-
-        def step(self) -> None:
-            self.optimizer.noise_multiplier = self.optimizer.noise_multiplier * self.gamma
-
-    with pytest.raises(InvalidInput, match="what the ledger charges"):
-        ExponentialNoise(run.optimizer, 0.9).step()
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

@@ -18,6 +18,7 @@ from isthmus.cli import main
 from isthmus.core.pipeline import Promise
 from isthmus.estimators import summary
 from isthmus.privacy import Ledger, noise_multiplier
+from isthmus.tables.columns import TYPES, ColumnType
 
 SCHEMA = {
     "age": [0, 100],
@@ -166,3 +167,17 @@ def test_describe_charges_the_shared_budget(tmp_path: Path, monkeypatch: pytest.
     text = invoke("describe", "p.csv", "--schema", "s.toml", "--epsilon", "1").output
     assert "age: number from" in text and "sex: category" in text and "noise s.d." in text and "hidden" not in text
     assert "give a finite number" in invoke("describe", "p.csv", "--schema", "s.toml", "-e", "inf", code=2).output
+
+
+def test_every_type_of_column_is_counted_or_says_why_not() -> None:
+    entries = {"date": ["2024-01-02"] * 9, "bool": ["yes"] * 9, "category": ["a"] * 9}
+    more = {
+        "date": {"bounds": ["2024-01-01", "2024-12-31"]},
+        "category": {"categories": ["a"]},
+        "number": {"bounds": [0, 2]},
+    }
+    table = {kind: entries.get(kind, [1.0] * 9) for kind in TYPES}
+    found = private_summary(table, {kind: {"type": kind} | more.get(kind, {}) for kind in TYPES}, noise_seed=0)
+    assert found.left_out == {kind: TYPES[kind].left_out for kind in TYPES if TYPES[kind].left_out}
+    assert {column.name for column in found.columns} == TYPES.keys() - found.left_out.keys()
+    assert ColumnType("a type of nobody's").left_out

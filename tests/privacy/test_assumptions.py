@@ -50,7 +50,7 @@ FALSE = {
     "maps each record by itself, and states a bound": "a_bound_that_looks_at_the_data_bounds_nothing",
     "keeps every record's share of the sum below": "the_published_map_breaks_its_bound_by_the_number_of_records",
     "hides what it releases as its event says": "half_the_noise_is_noticed",
-    "reads released values only": "line_searches_and_certified_stops_look_at_the_data",
+    "reads released values only": "looks_without_noise_are_refused_beside_a_claim",
     "{}, which is not of this library, gives a record a": "a_loss_in_which_records_meet_moves_more_than_its_bound",
     "{}, which is not of this library, {}": "own_sources_and_public_examples_are_stated",
     "the source of stage {} {}": "own_sources_and_public_examples_are_stated",

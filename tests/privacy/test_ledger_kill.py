@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,9 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     class Full(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> Any:
             if sql.startswith(statement):
-                raise sqlite3.OperationalError("database or disk is full")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
             return super().execute(sql, *values)
 
     def full(path: Path) -> sqlite3.Connection:
@@ -176,3 +180,81 @@ def test_threads_share_a_ledger(tmp_path: Path) -> None:
     for run in runs:
         run.close()
     assert ledgers[0].rounds() == ledgers[1].rounds() == {"main": 60}
+
+
+HOLDS = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in sys.argv[2:]:
+    database.execute(statement).fetchall()
+print("held", flush=True)
+sys.stdin.readline()
+time.sleep(0.3)
+"""
+HELD: dict[str, list[str]] = {
+    "within an operation": ["BEGIN IMMEDIATE"],
+    "while it writes": ["BEGIN EXCLUSIVE"],
+    "while it reads": ["BEGIN", "SELECT * FROM records"],  # others get as far as their COMMIT
+}
+
+
+def holder(path: Path, *statements: str) -> subprocess.Popen[str]:
+    """A process that was stopped while it had the file of a ledger."""
+    command = [sys.executable, "-c", HOLDS, str(path), *statements]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    told(child, "held")
+    return child
+
+
+def warned(what: Callable[[], None], then: Callable[[], None]) -> list[tuple[str, type[Warning], str]]:
+    """What is warned of, with its kind and its place; `then` is done at each warning."""
+    said = []
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any) -> None:
+        said.append((str(message), category, filename))
+        then()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        what()
+    return said
+
+
+@pytest.mark.parametrize("held", list(HELD))
+def test_a_ledger_that_another_process_holds_is_waited_for_with_one_warning(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is let go a while after the warning, and not before: what ends has waited on."""
+    path = tmp_path / "ledger"
+    Ledger.open(path).pay("a", EVENT, 3)
+    monkeypatch.setattr(ledger_module, "_SILENCE", 0.1)
+    with holder(path, *HELD[held]) as child:
+        said = warned(lambda: Ledger.open(path).pay("a", EVENT, 2), lambda: go(child))
+    ((message, category, filename),) = said
+    assert (category, filename) == (RuntimeWarning, __file__)
+    assert repr(str(path)) in message and "look for another process that has the ledger open" in message
+    assert Ledger.open(path).rounds() == {"a": 5}
+
+
+def test_a_ledger_that_is_held_for_ever_is_given_up_after_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger.open(path)
+    ledger.pay("a", EVENT, 3)
+    before = ledger.records()
+    assert (ledger_module._SILENCE, ledger_module._PATIENCE) == (5.0, 600.0)
+    monkeypatch.setattr(ledger_module, "_SILENCE", 0.1)
+    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.3)
+
+    def refused() -> None:
+        with pytest.raises(CannotWrite, match="database is locked.*nothing was released for it"):
+            ledger.pay("a", EVENT)
+
+    with holder(path, "BEGIN IMMEDIATE") as child:
+        assert len(warned(refused, lambda: None)) == 1
+        with pytest.raises(RuntimeWarning, match="has held the ledger"):  # where warnings are errors, as in these tests
+            ledger.pay("a", EVENT)
+        child.kill()
+    assert ledger.records() == Ledger.open(path).records() == before

@@ -20,8 +20,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from isthmus.base import validate
-from isthmus.base.matrix import exact_products
 from isthmus.gradients import fused, rounding
+from isthmus.gradients.rounding import exact_products
 from isthmus.gradients.rows import Dense, Lazy, Lookup, Outer, Rows, Stack, row_spans
 
 if TYPE_CHECKING:

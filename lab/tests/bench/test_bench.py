@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from lab.__main__ import main
 from lab.bench import carry, kept, measure, page
-from lab.bench.cases import EXPONENT, Contest, Growth, Skipped, Work
+from lab.bench.cases import EXPONENT, Growth, PeerBenchmark, Skipped, Work
 from lab.bench.registry import BENCHMARKS
 from lab.bench.worker import Works
 
@@ -84,7 +84,7 @@ def test_what_cannot_run_is_skipped_with_the_reason() -> None:
             import opacus_that_is_not_there  # noqa: F401
         raise Skipped("for a reason")
 
-    works = Works(Contest("x-y", "", build, ("ours",), ("absent",)), quick=True)
+    works = Works(PeerBenchmark("x-y", "", build, ("ours",), ("absent",)), quick=True)
     assert works.make("absent") == {"skipped": "opacus_that_is_not_there is not installed"}
     assert works.make("ours") == {"skipped": "for a reason"}
 

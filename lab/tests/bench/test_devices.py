@@ -18,7 +18,7 @@ from torch import nn
 
 from lab.__main__ import main
 from lab.bench import carry, columns, kept, measure, networks, page, results
-from lab.bench.cases import Contest, Work
+from lab.bench.cases import PeerBenchmark, Work
 from lab.bench.models import Gpt
 from lab.bench.registry import BENCHMARKS, HOMES
 
@@ -109,14 +109,14 @@ def test_rows_that_were_there_stay_until_they_are_measured(tmp_path: Path) -> No
 
 MODULE = """
 import os
-from lab.bench.cases import Contest, Work
+from lab.bench.cases import PeerBenchmark, Work
 done = []
 def build(way, quick):
     if way == "alone" and done or way == "never":
         raise RuntimeError(f"{way}: not beside {done}")
     done.append(way)
     return Work(lambda: None, lambda: {"process": os.getpid()})
-BENCHMARKS = (Contest("made-up", "", build, ("alone", "never", "last"), ("first",), device=True),)
+BENCHMARKS = (PeerBenchmark("made-up", "", build, ("alone", "never", "last"), ("first",), device=True),)
 """
 
 
@@ -154,7 +154,7 @@ def test_one_network_serves_several_batches_and_another_way_has_another() -> Non
 
 
 def test_the_most_wanted_come_first() -> None:
-    cases = [each for each in BENCHMARKS.values() if isinstance(each, Contest) and each.device]
+    cases = [each for each in BENCHMARKS.values() if isinstance(each, PeerBenchmark) and each.device]
     order = [(case.name, way) for case, way in columns._todo(cases, set())]
     assert len(set(order)) == len(order) == sum(len(case.wanted()) for case in cases)
     assert order[:4] == [(f"device-gpt-{p}", way) for way in ("plain torch", "no sketch") for p in ("tf32", "bf16")]
@@ -162,7 +162,7 @@ def test_the_most_wanted_come_first() -> None:
 
 
 def test_samples_of_unequal_number_are_compared() -> None:
-    case = Contest("x-y", "", lambda way, quick: Work(lambda: None), ("ours",), ("peer",))
+    case = PeerBenchmark("x-y", "", lambda way, quick: Work(lambda: None), ("ours",), ("peer",))
     row = measure.row_of(
         case, "ours", {"ours": [2.0, 4.0], "peer": [1.0]}, {w: {"facts": {}} for w in ("ours", "peer")}, {}
     )

@@ -49,6 +49,8 @@ OPERATIONS = {
     "power": ("w", lambda x, w: (x.abs() + 1) ** w),
     "divided": ("w", lambda x, w: x / (w.abs() + 1) - w),
     "linear": ("m b3", lambda x, m, b: F.linear(x, m, b)),
+    "scaled linear": ("m b3 s", lambda x, m, b, s: s * F.linear(x, m, b)),
+    "scaled product": ("m b3 s", lambda x, m, b, s: (x @ m.T + b) * s),
     "linear without a bias": ("m", lambda x, m: F.linear(x, m)),
     "frozen weight": ("b3", lambda x, b: F.linear(x, FIXED.to(x), b)),
     "matmul": ("t", lambda x, t: x @ t),
