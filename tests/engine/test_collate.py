@@ -54,46 +54,34 @@ def masked_at_random(records: list[Record]) -> tuple[Tensor, ...]:
 
 
 class Net(nn.Module):
-    def __init__(self, pooled: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A layer whose steps are pooled in one way or another, and a head."""
+
+    def __init__(self, pooled: Callable[[nn.Module, Tensor, Tensor], Tensor], layer: nn.Module | None = None) -> None:
         super().__init__()
-        self.a, self.b, self.pooled = nn.Linear(4, 6), nn.Linear(6, 3), pooled
+        self.a, self.b, self.pooled = layer or nn.Linear(4, 6), nn.Linear(6, 3), pooled
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.b(self.pooled(self.a(x).relu(), lengths))
-
-
-class Convolved(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv1d(4, 6, 3, padding=1), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.b(self.a(x.mT).relu().mean(2))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.b(self.a(x)[0][:, -1])
+        return self.b(self.pooled(self.a, x, lengths))
 
 
 def mask(h: Tensor, lengths: Tensor) -> Tensor:
     return (torch.arange(h.shape[1]) < lengths[:, None])[..., None]
 
 
-def mean(h: Tensor, lengths: Tensor) -> Tensor:
-    return h.mean(1)
+def mean(a: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+    return a(x).relu().mean(1)
 
 
-def masked_mean(h: Tensor, lengths: Tensor) -> Tensor:
-    return (h * mask(h, lengths)).sum(1) / lengths[:, None]
+def masked_mean(a: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+    return (a(x).relu() * mask(x, lengths)).sum(1) / lengths[:, None]
 
 
-def every_step(h: Tensor, lengths: Tensor) -> Tensor:
-    return h
+def convolved() -> Net:
+    return Net(lambda a, x, n: a(x.mT).relu().mean(2), nn.Conv1d(4, 6, 3, padding=1))
+
+
+def recurrent() -> Net:
+    return Net(lambda a, x, n: a(x)[0][:, -1], nn.GRU(4, 6, batch_first=True))
 
 
 def run(
@@ -125,8 +113,8 @@ def run(
 MEETING = {
     "padding in a mean": (lambda: Net(mean), padded),
     "padding in a mean, sorted": (lambda: Net(mean), sorted_by_length),
-    "padding in a convolution": (Convolved, padded),
-    "padding before a last state": (Recurrent, padded),
+    "padding in a convolution": (convolved, padded),
+    "padding before a last state": (recurrent, padded),
     "statistics of the batch": (lambda: Net(masked_mean), centred),
 }
 
@@ -146,10 +134,10 @@ def test_records_that_workers_collate_are_compared_too() -> None:
 APART = {
     "masked": (lambda: Net(masked_mean), padded),
     "masked, sorted": (lambda: Net(masked_mean), sorted_by_length),
-    "every step": (lambda: Net(every_step), padded),
+    "every step": (lambda: Net(lambda a, x, n: a(x).relu()), padded),
     "a public length": (lambda: Net(mean), to_a_public_length),
-    "a public length in a convolution": (Convolved, to_a_public_length),
-    "dropout": (lambda: Net(lambda h, n: F.dropout(masked_mean(h, n), 0.1)), padded),
+    "a public length in a convolution": (convolved, to_a_public_length),
+    "dropout": (lambda: Net(lambda a, x, n: F.dropout(masked_mean(a, x, n), 0.1)), padded),
     "random masks": (lambda: Net(masked_mean), masked_at_random),
 }
 

@@ -116,24 +116,16 @@ def test_progressive_follows_the_epoch():
 
 def test_encoders_bring_the_facts_that_others_ask_for():
     public, before = sketches.PublicSubspace(1), sketches.PublicSubspace(1, clip="before")
-    layers = (
-        sketches.Identity(),
-        sketches.Kronecker(1, 1),
-        sketches.KroneckerSubspace(1, 1),
-        sketches.PerLeaf(sketches.CountSketch(2)),
-    )
+    subspace, leafwise = sketches.KroneckerSubspace(1, 1), sketches.PerLeaf(sketches.CountSketch(2))
+    layers = (sketches.Identity(), sketches.Kronecker(1, 1), subspace, leafwise)
     assert all(encoder.keeps_layers for encoder in layers) and not sketches.CountSketch(2).keeps_layers
     assert before.clips_before and not public.clips_before and not sketches.CountSketch(2).clips_before
-    learned = (
-        public,
-        sketches.KroneckerSubspace(1, 1),
-        sketches.Residual(public),
-        sketches.Progressive([(1, sketches.Identity()), (2, public)]),
-    )
+    schedule = sketches.Progressive([(1, sketches.Identity()), (2, public)])
+    learned = (public, subspace, sketches.Residual(public), schedule)
     assert all(encoder.public for encoder in learned) and not sketches.Residual(sketches.Identity()).public
     assert sketches.Progressive([(1, before), (2, before)]).clips_before
     assert sketches.Progressive([(1, sketches.Identity()), (2, sketches.Kronecker(1, 1))]).keeps_layers
-    assert not sketches.Progressive([(1, sketches.Identity()), (2, public)]).keeps_layers
+    assert not schedule.keeps_layers
     with pytest.raises(InvalidInput, match="let every part of the schedule clip"):
         _ = sketches.Progressive([(1, before), (2, public)]).clips_before
 
