@@ -17,7 +17,8 @@ import isthmus
 from isthmus import InvalidInput, L1Ball, LeastSquares, Logistic, ModuleObjective, PrivacyEngine, algorithms, minimize
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.wire import State
-from isthmus.parts import Full, UniformRandom
+from isthmus.gradients import Dense
+from isthmus.parts import Full, Restart, UniformRandom
 
 RECIPES = {
     "sgd": algorithms.sgd(step=0.1, batch_size=8, momentum=0.3),
@@ -92,8 +93,6 @@ def test_a_user_defined_objective_needs_only_the_protocol() -> None:
         targets = torch.arange(12, dtype=torch.float64).view(3, 4)
 
         def rows(self, w: torch.Tensor, index: Any = None) -> Any:
-            from isthmus.gradients import Dense
-
             return Dense(w - (self.targets if index is None else self.targets[index]))
 
         def loss(self, w: torch.Tensor) -> float:
@@ -157,8 +156,6 @@ def test_states_of_another_problem_or_a_broken_file_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize("steps, expected", [(3, [0, 1, 2]), (8, [4, 5, 6, 7]), (9, [4, 5, 6, 7]), (10, [8, 9])])
 def test_restarts_return_the_last_inner_loop_that_is_half_done(steps: int, expected: list[int]) -> None:
     """A run shorter than an inner loop, or cut in the middle of one, still returns what it learned."""
-    from isthmus.parts import Restart
-
     average = Restart(4)
     memo = average.init(torch.full((1,), -100.0), 0)
     for t in range(steps):

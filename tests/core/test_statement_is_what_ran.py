@@ -67,7 +67,7 @@ def squares() -> LeastSquares:
 
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.5, "n": "exact"}
-STEP = {**COMMON, "step": 0.1}
+STEP, DENSE = {**COMMON, "step": 0.1}, {"variant": "dense"}
 PUBLIC = tuple(torch.from_numpy(each) for each in (table(1)[0], 2.0 * table(1)[1] - 1))
 RECIPES: dict[str, tuple[Any, Any]] = {
     "dp_sgd": (algorithms.dp_sgd(**STEP, batch_size=10), None),
@@ -84,11 +84,8 @@ RECIPES: dict[str, tuple[Any, Any]] = {
     "compressive_dp_sgd, laplace": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, variant="laplace"), None),
     "compressive_dp_sgd, selection": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, variant="selection"), None),
     "compressive_dp_sgd, as published": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, as_published=True), None),
-    "compressive_dp_sgd, dense": (algorithms.compressive_dp_sgd(**STEP, variant="dense"), None),
-    "compressive_dp_sgd, dense as published": (
-        algorithms.compressive_dp_sgd(**STEP, variant="dense", as_published=True),
-        None,
-    ),
+    "compressive_dp_sgd, dense": (algorithms.compressive_dp_sgd(**STEP, **DENSE), None),
+    "compressive_dp_sgd, dense as published": (algorithms.compressive_dp_sgd(**STEP, **DENSE, as_published=True), None),
     "dp_subspace_gd": (algorithms.dp_subspace_gd(**COMMON, k=2), None),
     "dp_mirror_descent": (algorithms.dp_mirror_descent(**STEP), Simplex()),
     "dp_skgd": (algorithms.dp_skgd(**COMMON, smoothness=1.0, blocks=2), None),
@@ -186,12 +183,9 @@ def checkpointed(recorder: Recorder, folder: Path) -> PrivacyStatement:
             raise KeyboardInterrupt
         return heard(self, bounded, noise)
 
-    Gaussian.release = dying  # type: ignore[method-assign]
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(X, y)
-    finally:
-        Gaussian.release = heard  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Gaussian, "release", dying)
+        model.fit(X, y)
     statement = model.fit(X, y).privacy_
     stated = counted([event_json.from_json(statement.event)])
     assert recorder.events() - stated == Counter()
@@ -434,11 +428,9 @@ def test_half_the_noise_is_found(recorder: Recorder) -> None:
         found.heard(self, bounded, before, after)
         return after
 
-    Gaussian.release = half  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gaussian, "release", half)
         minimize(logistic(), algorithms.dp_gd(**STEP), steps=60)
-    finally:
-        Gaussian.release = honest  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="as large as is said"):
         found.check_noise()
     assert known_bad._Halved(Gaussian(1.0)).event() == Gaussian(1.0).event()  # what such a wrapper would state

@@ -30,9 +30,12 @@ from isthmus import (
     Progressive,
     PublicSubspace,
 )
+from isthmus.core.driver import Ticket
 from isthmus.engine.accountant import UNSEEN
+from isthmus.privacy.ledger import BudgetExceeded
 
 DELTA = 1e-5
+TARGET = {"target_epsilon": 2.0, "target_delta": DELTA, "epochs": 2}
 QUIET = 1e-9  # next to no noise: trainings can be compared
 
 CASES: dict[str, dict[str, Any]] = {
@@ -58,8 +61,6 @@ def begin(name: str, seed: int = 11, **more: Any) -> Any:
 
 def steps(run: Any, indices: list[list[int]]) -> None:
     """Rounds on batches that we choose."""
-    from isthmus.core.driver import Ticket
-
     for index in indices:
         run.engine.driver.rest()
         run.engine.driver.begin(Ticket(len(index)))
@@ -131,12 +132,9 @@ def test_everything_the_ledger_held_is_charged_again(tmp_path: Path) -> None:
 
 
 def test_a_target_holds_across_checkpoints(tmp_path: Path) -> None:
-    from isthmus.privacy.ledger import BudgetExceeded
-
-    target = {"target_epsilon": 2.0, "target_delta": DELTA, "epochs": 2}
-    run = train(private(mlp(), data(), **target), 1)
+    run = train(private(mlp(), data(), **TARGET), 1)
     run.engine.save_checkpoint(path=tmp_path / "a", module=run.module, optimizer=run.optimizer)
-    fresh = private(mlp(), data(), **target)
+    fresh = private(mlp(), data(), **TARGET)
     fresh.engine.load_checkpoint(path=tmp_path / "a", module=fresh.module, optimizer=fresh.optimizer)
     train(fresh, 1)
     assert 1.98 <= fresh.engine.get_epsilon(DELTA) <= 2.0
@@ -298,9 +296,6 @@ def continued(path: Path, ledger: Any) -> Any:
     return train(run, 1)
 
 
-TARGET = {"target_epsilon": 2.0, "target_delta": DELTA, "epochs": 2}
-
-
 def test_a_continuation_that_its_ledger_did_not_see_begin_says_so(tmp_path: Path) -> None:
     run = train(private(mlp(), data(), **TARGET), 1)
     assert UNSEEN not in run.engine.statement(DELTA).assumptions
@@ -316,8 +311,6 @@ def test_a_continuation_that_its_ledger_did_not_see_begin_says_so(tmp_path: Path
 
 
 def test_one_ledger_file_pays_for_one_continuation(tmp_path: Path) -> None:
-    from isthmus.privacy.ledger import BudgetExceeded
-
     file = tmp_path / "one.ledger"
     run = train(private(mlp(), data(), engine=PrivacyEngine(ledger=file), **TARGET), 1)
     run.engine.save_checkpoint(path=tmp_path / "a", module=run.module, optimizer=run.optimizer)

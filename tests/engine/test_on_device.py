@@ -63,12 +63,9 @@ def test_the_kernels_of_a_device_sum_what_the_cpu_sums(
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("name", MODULES)
-def test_one_record_moves_a_sum_by_at_most_its_bound(name: str, tf32: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
-        with_it, without = (summed(name, "cuda", torch.float32, {}, keep) for keep in (slice(None), slice(1, None)))
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+def test_one_record_moves_a_sum_by_at_most_its_bound(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    with_it, without = (summed(name, "cuda", torch.float32, {}, keep) for keep in (slice(None), slice(1, None)))
     for release, bounded in with_it.items():
         moved = float((bounded.value.double() - without[release].value.double()).norm())
         assert 0 < moved <= bounded.bound

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import engine_cases
 import pytest
 import torch
-import torch.nn.functional as F
 from engine_cases import BATCH, data, mlp, private, train
 from torch import Tensor, nn
 
@@ -81,9 +81,7 @@ def again(run: Any) -> None:
 
 
 def step(run: Any, batch: Any) -> None:
-    _, x, y = batch
-    F.cross_entropy(run.module(x), y).backward()
-    run.optimizer.step()
+    engine_cases.step(run, *batch[1:])
 
 
 LOOPS: list[Callable[[Any], None]] = [alone, behind, collected, backwards, skipping, paired, turns, half, again]
