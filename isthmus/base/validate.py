@@ -39,7 +39,7 @@ def check(ok: bool, argument: str, value: object, remedy: str) -> None:
         refuse(argument, value, remedy)
 
 
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)  # torch's are the last
 """What contents that nobody wrote raise while they are taken apart."""
 
 

@@ -136,7 +136,7 @@ class Message:
             return Message(values, float(tree["divisor"]), *counts, coded, bool(tree["fixed"]), tree["records"])
         except validate.InvalidInput:
             raise
-        except (*validate.UNREADABLE, RuntimeError) as error:
+        except validate.UNREADABLE as error:
             validate.refuse("data", f"{len(data)} bytes", f"send a message of a round: this is not one ({error})")
 
 

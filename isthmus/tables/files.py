@@ -310,7 +310,7 @@ def _read_npz(file: Path, name: str, part: str, reading: Reading) -> Table:
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             members = {key: stored[key] for key in stored.files}  # bytes, where one is no array
-    except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*validate.UNREADABLE, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         validate.unreadable(file, f"it is no npz file, or needs pickle ({error}); {remedy}")
     arrays = {key.lower(): value for key, value in members.items() if isinstance(value, np.ndarray)}
     try:

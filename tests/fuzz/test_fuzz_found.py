@@ -55,6 +55,8 @@ from isthmus.tables.schema import Schema
         ("schema", b'[columns."a"]\nsource=[2520-01-01,]'),  # a source that is none
         ("schema", b"[columns.a]\ntype = 'date'\nbounds = [0, 1e300]"),  # days beyond all dates
         ("stored tree", b"\x02\xff\x02\x0c~#U*k\x81\x8c"),  # one label, and coefficients of two
+        ("wire tree", b"w\xff\xff\x85\x00p"),  # a tensor where a table is due
+        ("stored tree", b"\x02\xff\x05\x00\x00\x00\x00\x00\x00\x00\xfb\x07\n"),  # a tensor where a text is due
     ],
 )
 def test_it_is_read_or_refused(name: str, data: bytes) -> None:
