@@ -239,6 +239,8 @@ _Snapshot = dict[str, tuple[Tensor, int, int, Tensor | None]]
 _LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
 _OWN = frozenset(vars(nn.Module()))
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
+"""Types of attributes that hold no tensor: to ask of each whether it is a generator takes as long as a small layer."""
 HeldTensors = dict[str, Tensor | torch.Generator]
 """Tensors and generators by name."""
 
@@ -251,13 +253,15 @@ def held_tensors(module: nn.Module) -> HeldTensors:
         if path:
             before = f"{path}."
         for name, value in (*own["_parameters"].items(), *own["_buffers"].items(), *own.items()):
+            if name in _OWN or type(value) in _PLAIN:
+                continue
             if isinstance(value, (Tensor, torch.Generator)):
                 by_name[before + name] = value
                 continue
             items: Iterable[tuple[object, object]] = ()
             if isinstance(value, (list, tuple)):
                 items = enumerate(value)
-            elif isinstance(value, dict) and name not in _OWN:
+            elif isinstance(value, dict):
                 items = value.items()
             for key, item in items:
                 if isinstance(item, (Tensor, torch.Generator)):
