@@ -74,6 +74,9 @@ def look(result: Result, label: str, place: Path, released: int, ended: Ended, *
     result.unclear += [f"{label}: {words}"] if words else []
     if ended.kind and not result.said:
         result.said = ended.words.replace(str(place), "...").splitlines()[0] if ended.words else ended.kind
+    if ended.code == -signal.SIGKILL:
+        for unfinished in place.rglob("*.part"):  # left by this kill, and no fault of what goes on from here
+            unfinished.unlink()
 
 
 def go_on(result: Result, label: str, work: str, place: Path, released: int) -> None:
