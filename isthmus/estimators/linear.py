@@ -274,11 +274,12 @@ class _PrivateLinear(_PrivateEstimator):
             problem = replace(problem, assumptions=tuple(assumed), leaks=tuple(leaks))
         named = self._named_algorithm
         planned = self._planned(problem.facts, exact=named is not None)
-        choice = planned.best
         if named is not None:
             choice = planned.choice(named.name)
-        elif choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.of]).choice(choice.name)
+        else:
+            choice = planned.best
+            if choice.batch_size is not None:  # its noise was known to first order only
+                choice = self._planned(problem.facts, True, [choice.of]).choice(choice.name)
         wanted = self._private and self.scale in ("columns", "moments")
         remedy = 'leave it out: only algorithm="dp_gd" buys scales, and not over a set'
         validate.check(not wanted or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
