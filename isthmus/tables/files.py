@@ -252,10 +252,10 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
             line = "".join(takewhile(lambda letter: letter != "\n", letters)).rstrip("\r")
     except (UnicodeError, LookupError):
         _bad_encoding(file, reading)
-    if not line.strip():
-        validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
     separator = reading.separator or max(",;\t|", key=re.sub(r'"[^"]*"', "", line).count)  # outside of quoted names
-    names = next(_rows([line], file, separator), [""])
+    names = next(_rows([line], file, separator), None)
+    if names is None:
+        validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
     return _stripped_names(names, file), separator
 
 

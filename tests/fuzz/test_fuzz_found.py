@@ -28,6 +28,7 @@ from isthmus.tables.schema import Schema
 @pytest.mark.parametrize(
     ("name", "data"),
     [
+        ("csv", b'\x01""'),  # no name in the first line
         ("csv", b"@\r$"),  # csv.Error: lines that end as on old machines
         ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:-12]),  # EOFError
         ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:20] + b"\xff" * 9),  # zlib.error
