@@ -120,7 +120,8 @@ def _named(kind: str) -> type[Mechanism]:
     'TopK'
     """
     kinds = class_registry.subclasses(Mechanism)  # type: ignore[type-abstract]
-    named = {str(vars(subclass).get("kind")): subclass for subclass in kinds}
+    ours_last = sorted(kinds, key=lambda subclass: subclass.__module__ == __name__)  # nobody takes a name of ours
+    named = {str(vars(subclass).get("kind")): subclass for subclass in ours_last}
     names = sorted(named.keys() - {"", "None"})
     validate.check(kind in names, "mechanism", kind, f"choose one of {names}")
     return named[kind]
