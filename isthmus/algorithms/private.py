@@ -469,7 +469,8 @@ def _unsolvable(facts: Facts, scale: str) -> str:
     """Why X'X is not bought, where it is not."""
     columns, least = facts.d, CONSTANTS.statistics_b * facts.d**2
     if scale == "shapes":
-        columns, least = facts.smooth_features, facts.smooth_statistics
+        columns, (of_columns, of_features) = facts.smooth_features, CONSTANTS.shapes_statistics_b
+        least = max(of_columns * facts.d**2, of_features * columns**2)  # words have little of X'X each
     if not facts.free:
         return "preconditioned steps have no proximal map: leave out the set and the penalty"
     if facts.of_loss.curvature is None or facts.outputs > 1:

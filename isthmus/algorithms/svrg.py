@@ -7,7 +7,7 @@ from typing import Unpack
 
 from isthmus.algorithms.base import Budget, StepRule, _BudgetOptions, _step_rule, rounds_of
 from isthmus.algorithms.facts import NUMBER, Facts
-from isthmus.algorithms.suggest import Build, Choice, Run, _batch_of, _sampled_rounds, algorithm, walk
+from isthmus.algorithms.suggest import Build, Choice, Run, _sampled_rounds, algorithm, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import AgainstAnchor, Restart
@@ -72,7 +72,7 @@ def dp_svrg(
 )
 def _suggest(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
-    clip, batch, inner = facts.the_clip, _batch_of(facts), 20
+    clip, batch, inner = facts.the_clip, facts.batch_size or max(1, facts.n // 100), 20
     rounds = _sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
