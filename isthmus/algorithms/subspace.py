@@ -205,7 +205,6 @@ class _Directions(SumPurchase):
 
     def check(self, objective: LinearModel) -> None:
         """One output, and at most as many directions as columns."""
-        super().check(objective)
         remedy = "give one with a single output: directions are not learned for several"
         validate.check(objective.space.d == objective.X.shape[1], "objective", objective, remedy)
         validate.at_most(objective.space.d, "the number of columns", k=self.k)
