@@ -89,7 +89,11 @@ def compressive_dp_sgd(
         else:
             release = _sound(variant, plan, clip, codes, kept)
             numbers = {"selection": kept, "dense": binding.d}.get(variant, codes)
-            length = _length(release, numbers, sampler.divisor(records))
+            bound = release.clipped.init()
+            scale = release.mechanism.number * bound / sampler.divisor(records)
+            if isinstance(release.mechanism, Laplace):  # twice the variance of Gaussian noise of that scale
+                scale *= math.sqrt(2)
+            length = math.hypot(bound, math.sqrt(numbers) * scale)  # G
         stages = [Stage(sampler, [release])]
         if len(items) > 1:
             entries = Clip(clip, ord=math.inf)
@@ -114,15 +118,6 @@ def _sound(variant: str, plan: PrivacyPlan, clip: float, p: int, kappa: int) -> 
         return Release(encode=_Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
     bound = Clip(clip, ord={"gaussian": 2, "laplace": 1}[variant])
     return Release(encode=GaussianSketch(p, scaling="jl"), clip=bound, mechanism=mechanism, lift=CoSaMP(kappa))
-
-
-def _length(release: Release, dims: int, divisor: float) -> float:
-    """G of the sound variants: the bound of a record, and the noise on the mean."""
-    bound = release.clipped.init()
-    scale = release.mechanism.number * bound / divisor
-    if isinstance(release.mechanism, Laplace):  # twice the variance of Gaussian noise of that scale
-        scale *= math.sqrt(2)
-    return math.hypot(bound, math.sqrt(dims) * scale)
 
 
 def _printed(
