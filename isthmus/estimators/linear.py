@@ -630,7 +630,6 @@ def _other_labels(y: object, classes: np.ndarray) -> str:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@stored._storable
 class PrivateClassifier(ClassifierMixin, _PrivateLinear):
     """A linear classifier trained under differential privacy.
 
@@ -802,7 +801,6 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@stored._storable
 class PrivateRegressor(RegressorMixin, _PrivateLinear):
     """A linear regression trained under differential privacy.
 
@@ -914,3 +912,6 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         tags.target_tags.positive_only = self._counts
         tags.regressor_tags.poor_score = True
         return tags
+
+
+stored.KINDS |= {kind.__name__: kind for kind in (PrivateClassifier, PrivateRegressor)}
