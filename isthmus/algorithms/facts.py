@@ -77,6 +77,8 @@ class Constants:
     tight: float = 5.0
     """A polytope is small where radius times |x_ij| is at most this."""
     # ------------------------------------------------------------ what to expect
+    mean_b: float = 40.0
+    """Below this b a regression is the mean of the targets: noise would be larger than what columns tell."""
     nothing_b: Range = (50.0, 100.0)
     """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
     sparse_columns: int = 100
