@@ -49,6 +49,8 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
+    placed_b: float = 1000.0
+    """Below this b targets are found in their range by counts of one number each; above it a histogram tells more."""
     # ------------------------------------------------------------ plain runs
     longest: float = 1.8
     """Steps over 1 / L: just stable."""

@@ -883,8 +883,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         buys: tuple[SumPurchase, ...] = ()
-        if self._places_targets:
-            certainty = posing._certainty(self, X.shape[0])
+        if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < CONSTANTS.placed_b:
             buys = tuple(place_of_targets(certainty, self._mean_alone(X.shape[0])))
         if bounds is None:
             return model, (TargetRange(), *buys), remarks
