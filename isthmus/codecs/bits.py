@@ -74,7 +74,7 @@ class Writer:
             self._bytes += pack(values[lo : lo + BLOCK], width)
         rest = len(values) * width % 8
         if rest:
-            self._kept = np.unpackbits(np.uint8([self._bytes.pop()]), bitorder="little")[:rest]
+            self._kept = np.unpackbits(np.array([self._bytes.pop()], np.uint8), bitorder="little")[:rest]
 
     def done(self) -> bytes:
         """The payload."""
@@ -170,7 +170,7 @@ class Reader:
         self.check(not self.bits(rest, "the end").any(), "the bits that fill its last byte are not 0")
 
 
-def pack(values: NDArray[np.integer], width: int) -> bytes:
+def pack(values: Array, width: int) -> bytes:
     """The lowest `width` bits of every number, one after the other, little end first.
 
     >>> pack(np.array([1, 2, 5]), 3).hex(), unpack(np.frombuffer(bytes.fromhex("5101"), np.uint8), 3, 3).tolist()
