@@ -333,7 +333,7 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
         return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
-    n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
+    n = leaf.n if leaf.layers.now.batch is None else leaf.layers.now.batch
     if leaf.single:
         return _without_examples(op)
     if n is None:
@@ -1000,7 +1000,7 @@ class _TracedForward:
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
-        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.batch
+        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.now.batch
         if n is None:
             n = next((x.shape[self._dim(x)] for x in held), 0)
         cuts = self._cuts(leaves, n)

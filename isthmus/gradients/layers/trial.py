@@ -488,8 +488,7 @@ class _Trial:
 
     def _plain(self, batch: _Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
-        probe = self._probe()
-        probe.plain = True
+        probe = self._probe(tapped=False)
         _quiet(probe.module)
         bindings = [probe.bindings[name] for name in self.names]
         parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
@@ -504,11 +503,12 @@ class _Trial:
         gradients = dict(zip(map(id, parameters), _parameter_rows, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self) -> Layers:
-        """Taps on a copy of the module."""
+    def _probe(self, tapped: bool = True) -> Layers:
+        """A copy of the module, with taps or without."""
         twin = _twin_of(self.module, self.trained)
         probe = Layers(twin, batch_first=self.layers.batch_dim == 0, known=self.layers.known)
-        probe.attach()
+        if tapped:
+            probe.attach()
         return probe
 
     def _run(self, probe: Layers, batch: _Batch) -> Leaves:
@@ -576,7 +576,7 @@ def _recorded(
     """An output with a tap that records what passes, with some examples exchanged for a value."""
     place, k = len(seen.got), 0
     if output.ndim > dim and output.is_floating_point():
-        k = _pieces_of(output.shape[dim], layers.batch)
+        k = _pieces_of(output.shape[dim], layers.now.batch)
     divided = k == 1 or (k > 1 and dim == 0)
 
     def examples(x: Tensor) -> Tensor | None:
@@ -804,7 +804,7 @@ class LoopRecorder:
         names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried())
         self.token = object()  # what is done again is not written down
         try:
-            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: self.again(module, args), names)
+            look(self.layers, given, {}, self.layers.now.batch, lambda module, args, _: self.again(module, args), names)
         finally:
             self.layers.now.pieces = None
             self.forget()
