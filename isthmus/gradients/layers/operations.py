@@ -364,9 +364,9 @@ def _one_for_each(value: _SharedTensor, place: object, size: int, n: int, x: Ten
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        memory = -1 if x is None else x.untyped_storage().data_ptr()
         held = itertools.chain(leaf.layers.module.buffers(), leaf.layers.module.parameters())
-        if x is not None and (any(memory == y.untyped_storage().data_ptr() for y in held) or rules._counts(x)):
+        fixed = {tensor.untyped_storage().data_ptr() for tensor in held}
+        if x is not None and (x.untyped_storage().data_ptr() in fixed or rules._counts(x)):
             known.shared_places.add(key)
         else:
             known.example_places.add(key)
