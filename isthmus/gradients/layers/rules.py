@@ -448,8 +448,8 @@ class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _I
         """The input normalised, without scale and shift."""
         bare = copy.copy(self.layer)
         bare._parameters = dict.fromkeys(bare._parameters)
-        normal: Tensor = type(bare).forward(bare, x)
-        return normal
+        forward: Callable[..., Tensor] = type(bare).forward
+        return forward(bare, x)
 
     def channels(self, x: Tensor) -> Tensor:
         """(n, C): the sums over places."""
