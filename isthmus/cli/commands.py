@@ -519,12 +519,15 @@ def budget(screen: Out, file: str, epsilon: float | None, delta: float | None, *
     spent, runs = ledger.spent(), _late("runs.budget").spenders(ledger)
     data = {"file": str(file), "dataset": ledger.dataset, "epsilon": limit[0], "delta": limit[1]}
     data |= {"adjacency": ledger.adjacency.value, "spent": spent, "left": ledger.remaining(), "seeded": ledger.seeded}
-    data["runs"] = [vars(run) for run in runs]
+    data["runs"] = runs
     lines = [
         f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
         f"spent    {record.rounded_up(spent)}",
         f"left     {record.rounded_down(data['left'])}",
-        *(f"  {run.label:24} epsilon {record.rounded_up(run.epsilon)} alone, {run.began[:19]}" for run in runs),
+        *(
+            f"  {run['label']:24} epsilon {record.rounded_up(run['epsilon'])} alone, {run['began'][:19]}"
+            for run in runs
+        ),
     ]
     if ledger.seeded:
         lines.append("NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise")

@@ -440,15 +440,16 @@ def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
     return ChosenRows(on_disk, torch.from_numpy(frame.kept))
 
 
-def _read_parquet(file: Path, name: str, part: str, reading: Reading) -> Table:
-    return Table(name, ParquetColumns(file))
-
-
 _SUFFIXES = {
     "text": ("csv", "tsv", "tab"),
     "libsvm": ("svm", "libsvm", "svmlight", "txt"),
     "parquet": ("parquet", "pq"),
     "npz": ("npz",),
 }
-_READERS = {"text": _read_text, "libsvm": _read_libsvm, "parquet": _read_parquet, "npz": _read_npz}
+_READERS = {
+    "text": _read_text,
+    "libsvm": _read_libsvm,
+    "parquet": lambda file, name, part, reading: Table(name, ParquetColumns(file)),
+    "npz": _read_npz,
+}
 """What reads a file of each format: its path, the name of the table, "train" or "test", and how."""
