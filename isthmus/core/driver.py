@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +45,7 @@ from isthmus.gradients.layers.trial import LoopRecorder, look
 from isthmus.gradients.rows import Rows, Stack, compact
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, merged, unused
-from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
+from isthmus.privacy.clips import SPAN, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Sketch, without_memo
@@ -89,10 +88,6 @@ _COMPILED = (
 _OTHER_SIZE = (
     "the module was given {given} examples where the private loader handed out {size}: pass whole batches of the "
     "loader through it, and call module.eval() for other data"
-)
-_LATE = (
-    "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
-    'module and back once (call backward() once, on the whole loss), or use clipping="flat"'
 )
 _UNUSED = (
     "a batch was drawn, and no step was taken with it: whether a step is taken must not depend on the data; call "
@@ -188,18 +183,13 @@ class _BackwardAccumulator:
     """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
 
     A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only
-    codes are kept; where leaves are clipped by themselves a leaf is summed as soon as its last use has spoken, and
-    nothing is kept.
+    codes are kept.
 
     fast   whether rows are what the device computes, or sums of exact products
-    uses   how often each leaf was used in the passes of the batch
-    scale  what rows are multiplied by before they are clipped, and how exactly they are added up
     """
 
-    def __init__(
-        self, stage: Stage, fast: bool, uses: Counter[str], scale: Callable[[], tuple[float, Rounding]]
-    ) -> None:
-        self.stage, self.fast, self.uses, self.scale = stage, fast, uses, scale
+    def __init__(self, stage: Stage, fast: bool) -> None:
+        self.stage, self.fast = stage, fast
         self.watched: str | None = ""
         """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
         self.clear()
@@ -207,14 +197,12 @@ class _BackwardAccumulator:
     def begin(self, round: Round) -> None:
         """A round has been opened: its maps say what is kept of the rows."""
         self.round = round
-        self._coded: list[tuple[Release, str, bool]] = []
-        """Releases that need only the codes of rows, leaf by leaf; whether their leaves are summed one by one."""
+        self._coded: list[tuple[Release, str]] = []
+        """Releases that need only the codes of rows, leaf by leaf."""
         for release, slot in self.stage.slots:
             sketch, clip = round.sketches[slot], release.clip
-            if clip is None or clip.before or not sketch.leafwise:
-                continue
-            if clip.by_leaf or not isinstance(sketch, IdentityMap):  # whose codes are the rows
-                self._coded.append((release, slot, self.fast and clip.by_leaf and sketch.m == sketch.d))
+            if clip is not None and not clip.before and sketch.leafwise and not isinstance(sketch, IdentityMap):
+                self._coded.append((release, slot))
         self._keeps_rows = len(self._coded) < len(self.stage.releases)
 
     def clear(self) -> None:
@@ -223,26 +211,20 @@ class _BackwardAccumulator:
         """How many examples, and which leaves something has come of."""
         self.rows: dict[str, list[Rows]] = {}
         self.codes: dict[str, dict[str, list[Rows | None]]] = {}
-        self.sums: dict[str, dict[str, ClippedSum]] = {}
 
     def take(self, name: str, rows: Rows) -> None:
         """One use's rows of a leaf, inside backward."""
         self.n = rows.n
         self.told.add(name)
-        for release, slot, early in self._coded:
-            if name in self.sums.get(release.name, ()):
-                raise validate.InvalidInput(_LATE.format(name=name))
-            codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
+        for release, slot in self._coded:
             code = self.round.sketches[slot].leaf(name, rows)
-            codes.append(code and self._smaller(code))
-            if early and len(codes) == self.uses[name]:
-                self._sum_leaf(release, slot, name, *self.scale())
+            self.codes.setdefault(release.name, {}).setdefault(name, []).append(code and self._smaller(code))
         if self._keeps_rows:
             self.rows.setdefault(name, []).append(rows if rows.one_term else self._smaller(rows))
 
-    def message(self, names: Sequence[str], groups: Tensor | None) -> Message:
-        """The sum of the batch; micro-batches are made of scaled rows before they are clipped."""
-        round, (factor, rounding) = self.round, self.scale()
+    def message(self, names: Sequence[str], groups: Tensor | None, factor: float, rounding: Rounding) -> Message:
+        """The sum of the batch, whose rows are scaled, and made micro-batches, before they are clipped."""
+        round = self.round
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
             if factor != 1.0:
@@ -251,7 +233,7 @@ class _BackwardAccumulator:
                 rows = rows.regrouped(groups)
             return rows
 
-        rows, codes, ready = None, {}, {}
+        rows, codes = None, {}
         if self._keeps_rows:
             leaves: dict[str, Rows] = {}
             for name in names:
@@ -260,29 +242,13 @@ class _BackwardAccumulator:
                     leaf = self._joined(name, [leaf, *others]) or leaf
                 leaves[name] = leaf
             rows = whole(Stack([*leaves.items()]))
-        for release, slot, early in self._coded:
-            if early:
-                for name in self.codes.get(release.name, {}).copy():
-                    self._sum_leaf(release, slot, name, factor, rounding)
-                sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = pipeline._measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
-            else:
-                by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
-                found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
-                codes[release.name] = whole(round.sketches[slot].join(found))
-        return pipeline.fragment(round, self.stage, rows, codes, rounding, ready)
-
-    def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
-        """Sum a leaf that is clipped by itself, and forget its rows."""
-        bound = self.round.bounds[slot]
-        rows = self._joined(name, self.codes[release.name].pop(name), _of_leaf(release.clipped.each(bound), name))
-        assert rows is not None
-        if isinstance(rows, Computed):
-            rows.hold = True
-        if factor != 1.0:
-            rows = rows.scaled(factor)
-        summed = pipeline._measure_leaf(release.clipped, bound, name, rows, rounding)
-        self.sums.setdefault(release.name, {})[name] = summed
+        for release, slot in self._coded:
+            by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
+            if not isinstance(bounds, Mapping):
+                bounds = dict.fromkeys(names, bounds)
+            found = {name: self._joined(name, by_leaf[name], bounds[name]) for name in names}
+            codes[release.name] = whole(round.sketches[slot].join(found))
+        return pipeline.fragment(round, self.stage, rows, codes, rounding)
 
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
@@ -301,12 +267,6 @@ class _BackwardAccumulator:
         if isinstance(computed, Computed):
             computed.watched = self.watched in (None, name)
         return computed
-
-
-def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
-    if isinstance(bounds, Mapping):
-        return bounds[name]
-    return bounds
 
 
 # ---------------------------------------------------------------- what a round has lifted becomes a gradient
@@ -535,7 +495,7 @@ class TorchDriver:
         self.guard = forward_guard.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = LoopRecorder(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
-        self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
+        self._accumulator = _BackwardAccumulator(self.stage, fast)
         self.pending = _PendingGradients()
         self._writer = _GradientWriter(self.layers, optimizer)
         self._awaiting = _Awaiting(self._parameters if self.private else [])
@@ -785,7 +745,6 @@ class TorchDriver:
     def _new_physical_batch(self, size: int | None) -> None:
         """Gradients that come from now on are of other examples, so many where that is known."""
         self._correction.reset()
-        self.layers.uses.clear()
         self.layers.begin(size)
         if size is not None:
             self._batch = size
@@ -901,7 +860,7 @@ class TorchDriver:
             if idle:  # sums and noise keep all their coordinates
                 for name, rows in unused(self.layers, idle, accumulator.n or self._batch, self._unused):
                     accumulator.take(name, rows)
-            return accumulator.message(self._names, groups)
+            return accumulator.message(self._names, groups, *self._scale())
         finally:
             round.sketches.update(plain)
 

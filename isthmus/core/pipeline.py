@@ -45,10 +45,10 @@ from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import private_records
-from isthmus.gradients.rounding import exact_products, kappa
+from isthmus.gradients.rounding import exact_products
 from isthmus.lifts import Lift, Lifted, pinv, unbiased
 from isthmus.privacy.accounting import Adjacency, joint
-from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import ClippedSum, Clipping, PerLeafClip, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
@@ -335,8 +335,6 @@ def bind_stage(round: Round, stage: Stage) -> None:
 
 
 _Rows = Rows | Query | None
-_Codes = Mapping[str, Rows] | None
-_Sums = Mapping[str, ClippedSum] | None
 _EXACT = Rounding()
 
 
@@ -386,45 +384,27 @@ def measure(
         extra = 0.0
         if clip.before or not whole.exact:  # counts are exact, and what a map makes of their sum is not
             extra = rounding.kappa(whole, encoded=whole.d < sketch.d)
-        total, weights = clip.total(bound) * (1 + extra), clip.weights(whole, bound)
-        each, error = clip.each(bound), extra * rounding.share
+        total, each, error = clip.total(bound) * (1 + extra), clip.each(bound), extra * rounding.share
         if clip.before:
-            value, total = encoded_sum(sketch, whole, weights, each, error, clip.ord), total * sketch.gain(clip.ord)
+            weights, total = clip.weights(whole, bound), total * sketch.gain(clip.ord)
+            value = encoded_sum(sketch, whole, weights, each, error, clip.ord)
+        elif isinstance(clip, PerLeafClip):
+            value = clip.weighted_sum(whole, bound, error)
         else:
-            value = weighted_sum(whole, weights, each, error, clip.ord)
+            value = weighted_sum(whole, clip.weights(whole, bound), each, error, clip.ord)
         return ClippedSum(value, clip.ord, total, dtype=whole.dtype)
 
 
-def _measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
-    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
-    extra = rounding.kappa(rows, encoded=False)
-    with exact_products(rows.device):
-        weights, own = clip.leaf_weights(name, rows, bound)
-        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord)
-    return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
-
-
-def _measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
-    """The sums of all leaves, in their order, as one that is bounded as `measure` says.
-
-    The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
-    """
-    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda kind: kind.itemsize)
-    extra = kappa(rounding.batch, dtype, encoded=False)
-    value = torch.cat([leaf.value for leaf in sums])
-    return ClippedSum(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
-
-
 def fragment(
-    round: Round, stage: Stage, rows: _Rows, codes: _Codes = None, rounding: Rounding = _EXACT, ready: _Sums = None
+    round: Round, stage: Stage, rows: _Rows, codes: Mapping[str, Rows] | None = None, rounding: Rounding = _EXACT
 ) -> Message:
-    """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
-    values, codes = dict(ready or {}), codes or {}
+    """The message of one physical batch; its divisor is set once for the whole stage."""
+    values, codes = dict[str, ClippedSum](), codes or {}
     for release, slot in stage.slots:
         if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
-        elif release.name not in values:
+        else:
             bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
             values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
     return Message(values, 0.0)

@@ -158,8 +158,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
                 for found in rules._factored(self, own, a, piece)
             ]
 
-        feeds = [self.leaves[suffix] for leaves in wanted for suffix in leaves]
-        return layers.tap(self, z, dim, [a], found, feeds) if feeds else z
+        return layers.tap(self, z, dim, [a], found) if any(wanted) else z
 
     def _extra(self, layers: Layers, name: str, n: int) -> Tensor:
         """bias_k or bias_v, one of its own for every example."""
@@ -171,7 +170,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
             return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
-            rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])
+            rows = layers.tap(self, rows, 0, [], found)
         return self._heads(rows)
 
     def _heads(self, x: Tensor) -> Tensor:
