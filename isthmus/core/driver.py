@@ -346,7 +346,6 @@ class _GradientWriter:
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
         self.layers, self.optimizer = layers, optimizer
         self.replay: Replay[None] = Replay()
-        self._sizes = [leaf.size for leaf in layers.space.leaves]
         self._room: Tensor | None = None
 
     def write(self, rounds: Directions) -> None:
@@ -355,26 +354,23 @@ class _GradientWriter:
         Plain steps through a sketch that can add in place form no gradient at all.
         """
         lifted, *others = (lifted for each in rounds for lifted in each)
-        if not others and isinstance(lifted.given, Tensor):  # one direction that is there as a whole
-            pieces = zip(self.layers.space.leaves, lifted.given.split(self._sizes), strict=True)
-            matrices = {leaf.name: piece.reshape(leaf.shape[0], -1) for leaf, piece in pieces}
-            self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
-            return
-        rates = None if others else _plain_rates(self.optimizer)
-        if rates is not None and lifted.code is not None:
+        rates = None if lifted.code is None or others else _plain_rates(self.optimizer)
+        if rates is not None:
             bindings = self.layers.bindings
             places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
-            if all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            pairs = [(x.untyped_storage(), matrix.untyped_storage()) for _, x, matrix, _, _ in places]
+            if all(own.data_ptr() == viewed.data_ptr() for own, viewed in pairs):  # no copies
                 for _, parameter, _, _, _ in places:
                     parameter.grad = None
                 self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
                 return
 
         def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
-            total = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
-            return total / len(rounds)
+            total = lifted.columns(self.layers.space, name, lo, hi)
+            if not others:
+                return total
+            return sum([each.columns(self.layers.space, name, lo, hi) for each in others], total) / len(rounds)
 
-        first = partial(lifted.columns, self.layers.space)
         self.layers.set_gradients(columns)
 
     def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
@@ -406,11 +402,6 @@ def _plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
     if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
         return None
     return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
-    """Whether a matrix is a view of its parameter, and not a copy."""
-    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
 
 
 # ---------------------------------------------------------------- the driver
@@ -535,7 +526,8 @@ class TorchDriver:
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
         if self.private:
             self.handles += self.guard.attach(self._takes_part, self._between)
-        self.handles += _plain_copies(module)
+        layers_of = (layer for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule))
+        self.handles += [_PlainCopies(layer) for layer in layers_of]
         DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls
@@ -822,26 +814,24 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                message = self._summed(self._round) if self._ticket.counts else self._no_records()
+                if not self._ticket.counts:
+                    message = self._no_records()
+                elif self.pending.items and not self._accumulator.told and self._ticket.groups is None:
+                    # on a device, perhaps by what it has recorded
+                    depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
+                    message = self.pending.message(self._round, depends, partial(self._message, self._round))
+                    self._left_out = self.pending.idle(self._left_out)
+                    if not self.pending.replay.on:
+                        self.layers.now.later = None
+                else:
+                    message = self._message(self._round)
         finally:
             self._drop()
         self._parts += 1
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
 
-    def _summed(self, round: Round) -> Message:
-        """The message of the physical batch; on a device perhaps by what it has recorded."""
-        groups = self._ticket.groups
-        if not self.pending.items or self._accumulator.told or groups is not None:
-            return self._message(round, groups)
-        depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
-        message = self.pending.message(round, depends, lambda: self._message(round, None))
-        self._left_out = self.pending.idle(self._left_out)
-        if not self.pending.replay.on:
-            self.layers.now.later = None
-        return message
-
-    def _message(self, round: Round, groups: Tensor | None) -> Message:
+    def _message(self, round: Round) -> Message:
         """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
         plain, accumulator = dict(round.sketches), self._accumulator
         accumulator.watched = self._names[round.t % len(self._names)]
@@ -860,7 +850,7 @@ class TorchDriver:
             if idle:  # sums and noise keep all their coordinates
                 for name, rows in unused(self.layers, idle, accumulator.n or self._batch, self._unused):
                     accumulator.take(name, rows)
-            return accumulator.message(self._names, groups, *self._scale())
+            return accumulator.message(self._names, self._ticket.groups, *self._scale())
         finally:
             round.sketches.update(plain)
 
@@ -950,7 +940,14 @@ _TABLES = "_hooks"
 
 
 class _PlainCopies:
-    """The handle of one layer's answer: `remove` takes it away."""
+    """The handle of one layer's answer: `remove` takes it away.
+
+    >>> import copy
+    >>> module = nn.Linear(2, 2)
+    >>> handle = _PlainCopies(module)
+    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
+    ['__reduce_ex__']
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
@@ -963,18 +960,6 @@ class _PlainCopies:
     def remove(self) -> None:
         """Copies are made as before."""
         self.layer.__dict__.pop(_NAME, None)
-
-
-def _plain_copies(module: nn.Module) -> list[_PlainCopies]:
-    """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
-
-    >>> import copy
-    >>> module = nn.Linear(2, 2)
-    >>> handles = _plain_copies(module)
-    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
-    ['__reduce_ex__']
-    """
-    return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
 
 
 def _cleaned(part: object) -> object:
