@@ -346,6 +346,7 @@ class _GradientWriter:
     def __init__(self, layers: Layers, optimizer: torch.optim.Optimizer) -> None:
         self.layers, self.optimizer = layers, optimizer
         self.replay: Replay[None] = Replay()
+        self._sizes = [leaf.size for leaf in layers.space.leaves]
         self._room: Tensor | None = None
 
     def write(self, rounds: Directions) -> None:
@@ -354,6 +355,11 @@ class _GradientWriter:
         Plain steps through a sketch that can add in place form no gradient at all.
         """
         lifted, *others = (lifted for each in rounds for lifted in each)
+        if not others and isinstance(lifted.given, Tensor):  # one direction that is there as a whole
+            pieces = zip(self.layers.space.leaves, lifted.given.split(self._sizes), strict=True)
+            matrices = {leaf.name: piece.reshape(leaf.shape[0], -1) for leaf, piece in pieces}
+            self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
+            return
         rates = None if lifted.code is None or others else _plain_rates(self.optimizer)
         if rates is not None:
             bindings = self.layers.bindings
@@ -366,10 +372,8 @@ class _GradientWriter:
                 return
 
         def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
-            total = lifted.columns(self.layers.space, name, lo, hi)
-            if not others:
-                return total
-            return sum([each.columns(self.layers.space, name, lo, hi) for each in others], total) / len(rounds)
+            first, *rest = (each.columns(self.layers.space, name, lo, hi) for each in (lifted, *others))
+            return sum(rest, first) / len(rounds)
 
         self.layers.set_gradients(columns)
 
