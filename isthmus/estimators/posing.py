@@ -32,8 +32,7 @@ from isthmus.privacy.leaks import Leak, leak
 from isthmus.privacy.plan import mu_of
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.tables.encode import is_frame
-from isthmus.tables.encoder import check_numbers_only
+from isthmus.tables import encode, encoder
 
 if TYPE_CHECKING:
     from isthmus.estimators.linear import Bounds, _PrivateLinear
@@ -370,8 +369,8 @@ def _read(estimator: _PrivateLinear, X: object, *y: object, reset: bool = False,
     table, targets = opened(X, *y)
     if isinstance(table, Streamed):
         return _read_in_slices(estimator, table, targets, reset)
-    if is_frame(table):
-        check_numbers_only(table)
+    if encode.is_frame(table):
+        encoder.check_numbers_only(table)
     how: dict = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
     if not y:
         return _as_rows(_checked(estimator, table, reset=reset, **how)), None
