@@ -44,8 +44,6 @@ LedgerLike = Ledger | str | os.PathLike[str] | None
 """What `ledger=` takes."""
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
 
-FEATURES = ("auto", "linear", "smooth")
-
 
 class _PrivateEstimator(BaseEstimator):
     """What fits and searches share: a clone keeps the ledger, and a notebook shows the guarantee below the diagram."""
@@ -545,7 +543,6 @@ class _PrivateLinear(_PrivateEstimator):
             validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
         validate.non_negative(l1=self.l1, l2=self.l2)
         validate.one_of(SCALES, scale=self.scale)
-        validate.one_of(FEATURES, features=self.features)
         own_scale = self.features == "smooth" and self.scale not in ("auto", "shapes")
         validate.check(not own_scale, "features", "smooth", "leave out scale: smooth features bring their own")
         unknown = self.scale == "public" and self.public is None
@@ -553,9 +550,8 @@ class _PrivateLinear(_PrivateEstimator):
         centred = self.scale in ("moments", "shapes", "public") or self.features == "smooth"
         remedy = 'leave it out, or use scale="columns" or "none": centred columns have an intercept'
         validate.check(self.fit_intercept or not centred, "fit_intercept", False, remedy)
-        numbers = {name: vars(self)[name] for name in ("clip", "step", "max_weight")}
-        validate.positive(**{k: value for k, value in numbers.items() if not isinstance(value, (str, type(None)))})
-        counts = {name: vars(self)[name] for name in ("max_iter", "batch_size", "n", "partial_calls")}
+        validate.positive(max_weight=self.max_weight)
+        counts = {name: vars(self)[name] for name in ("max_iter", "n", "partial_calls")}  # the others `plan` checks
         validate.positive_int(**{name: value for name, value in counts.items() if value is not None})
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         posing._check_bounds(self.bounds, self.data_norm)
