@@ -24,7 +24,7 @@ from torch import Tensor
 from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rounding import exact_products
-from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, inner, outer_of
 from isthmus.sketches import base
 from isthmus.sketches.compose import IdentityMap, _BlockMap
 from isthmus.sketches.dense import orthonormal
@@ -193,7 +193,7 @@ class _FactoredMap(base.LiftsLeaves):
 
     def leaf(self, name: str, rows: Rows) -> Rows:
         """The codes of rows from their inner products with the public ones."""
-        codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
+        codes = (inner(rows, self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return Outer(codes, torch.ones_like(codes[:, :1]))
 
     def _weights(self, device: torch.device) -> Tensor:
@@ -372,7 +372,7 @@ def learned(
     wide = {name: _copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     inside, most = torch.zeros(()), math.inf
     if held:  # of the factors in float64, never of the rows: what those round is not in `roundings`
-        inside = sum((factors.inner(factors) for factors in wide.values()), inside)
+        inside = sum((inner(factors, factors) for factors in wide.values()), inside)
         inside, most = (inside + inside.T) / 2, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52)
     built = {name: piece for name, piece in pieces.items() if name not in held}
     gram: Tensor | _Products = _Products(list(built.values()))

@@ -10,7 +10,7 @@ from torch import nn
 
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
-from isthmus.objectives.module import merged
+from isthmus.gradients.rows import total
 from isthmus.sketches import Coordinates, CountSketch, Kronecker
 from isthmus.sketches.public import SubspaceMap
 
@@ -63,7 +63,7 @@ def capture(module, loss, x, y, batch_dim=0):
     seen = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), x.shape[batch_dim]):
         loss(layers.module(x), y).backward()
-    return layers, Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+    return layers, Stack([(name, total(pieces)) for name, pieces in seen.items()])
 
 
 def agree(module, x, y, loss=squares, batch_dim=0, tolerance=None):
