@@ -688,15 +688,18 @@ class Lookup(Rows):
     (tensor([3., 0., 4.]), tensor([5.0000]))
     """
 
+    ones = False
+    """There is no bias: with q = V and p = D, the table is as large as the matrix of an `Outer`."""
+
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int, apart: bool = False) -> None:
         validate.positive_int(vocabulary=vocabulary)
         validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
         same = values.ndim == 3 and values.shape[:2] == index.shape
         remedy = f"give {(*index.shape, 'D')} to match index of shape {tuple(index.shape)}"
         validate.check(same, "values.shape", tuple(values.shape), remedy)
-        self.index, self.values, self.vocabulary, self.apart = index.long(), values.detach(), vocabulary, apart
-        self.n, self.positions, self.width = values.shape
-        self.d = vocabulary * self.width
+        self.index, self.values, self.q, self.apart = index.long(), values.detach(), vocabulary, apart
+        self.n, self.positions, self.p = values.shape
+        self.d = self.q * self.p
         self.dtype, self.device = rounding.working(values.dtype), values.device
 
     @cached_property
@@ -718,9 +721,9 @@ class Lookup(Rows):
         start = torch.where(first, ids, 0).cummax(1).values  # the first of equal places, in sorted order
         slot = torch.empty_like(order).scatter_(1, order, order.gather(1, start))
         slot = slot + torch.arange(self.n, device=self.device)[:, None] * self.positions
-        total = torch.zeros(self.n * self.positions, self.width, dtype=torch.float64, device=self.device)
+        total = torch.zeros(self.n * self.positions, self.p, dtype=torch.float64, device=self.device)
         total.index_add_(0, slot.flatten(), self.values.flatten(0, 1).to(torch.float64))
-        return Lookup(self.index, total.to(self.dtype).view_as(self.values), self.vocabulary, apart=True)
+        return Lookup(self.index, total.to(self.dtype).view_as(self.values), self.q, apart=True)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         return rounding.upper_norms(self.distinct.values.flatten(1), ord)
@@ -730,19 +733,19 @@ class Lookup(Rows):
         room, values = self._room(rho, out), self.distinct.values
         if self.n <= rounding.most_terms(rho, self.dtype) and room.dtype == self.dtype:
             values = values * self._cast(weights)[:, None, None]
-            table = room.zero_().view(self.vocabulary, self.width)
+            table = room.zero_().view(self.q, self.p)
             table.index_add_(0, self.index.flatten(), values.flatten(0, 1))
             return room
         places, slots = torch.unique(self.index, return_inverse=True)
-        c, shape = self._cast(weights).to(torch.float64)[:, None, None], (len(places), self.width)
+        c, shape = self._cast(weights).to(torch.float64)[:, None, None], (len(places), self.p)
 
         def add(lo: int, hi: int) -> Tensor:
             part = torch.zeros(shape, dtype=torch.float64, device=self.device)
             return part.index_add_(0, slots[lo:hi].flatten(), (values[lo:hi] * c[lo:hi]).flatten(0, 1))
 
-        most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.width)))
+        most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.p)))
         total = rounding.in_float64(self.n, rho, shape, self.device, add, most)
-        room.zero_().view(self.vocabulary, self.width)[places] = total.to(room.dtype)
+        room.zero_().view(self.q, self.p)[places] = total.to(room.dtype)
         return room
 
     def add_to(self, matrices: Tensor, lo: int, hi: int) -> None:
@@ -751,14 +754,14 @@ class Lookup(Rows):
         slot = (self.index - lo).clamp(0, hi - lo - 1)
         slot = slot + torch.arange(self.n, device=self.device)[:, None] * (hi - lo)
         values = torch.where(inside[:, :, None], self.values, 0.0).to(matrices.dtype)
-        matrices.view(-1, self.width).index_add_(0, slot.flatten(), values.flatten(0, 1))
+        matrices.view(-1, self.p).index_add_(0, slot.flatten(), values.flatten(0, 1))
 
     def part(self, lo: int, hi: int) -> Lookup:
-        return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary, self.apart)
+        return Lookup(self.index[lo:hi], self.values[lo:hi], self.q, self.apart)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        whole = torch.zeros(self.n, self.vocabulary, self.width, dtype=dtype or self.dtype, device=self.device)
-        self.add_to(whole, 0, self.vocabulary)
+        whole = torch.zeros(self.n, self.q, self.p, dtype=dtype or self.dtype, device=self.device)
+        self.add_to(whole, 0, self.q)
         return whole.view(self.n, self.d)
 
     def masked(self, keep: Tensor) -> Lookup:
@@ -768,13 +771,13 @@ class Lookup(Rows):
         index = index.to(self.device)
         values = self.values.to(self.dtype)[index] * self._cast(shares)[:, :, None, None]
         apart = self.apart and index.shape[1] == 1
-        return Lookup(self.index[index].flatten(1), values.flatten(1, 2), self.vocabulary, apart)
+        return Lookup(self.index[index].flatten(1), values.flatten(1, 2), self.q, apart)
 
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 
     def _with(self, values: Tensor) -> Lookup:
-        return Lookup(self.index, values, self.vocabulary, self.apart)
+        return Lookup(self.index, values, self.q, self.apart)
 
 
 class Sum(_Composite):
@@ -841,7 +844,7 @@ class Sum(_Composite):
         """An output layer and an embedding of one table, where their products are fewer than the table's numbers."""
         for outer, lookup in (self.pieces, self.pieces[::-1]) if len(self.pieces) == 2 else ():
             if isinstance(outer, Outer) and isinstance(lookup, Lookup) and isinstance(outer.a, Tensor):
-                alike = (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False)
+                alike = (outer.q, outer.p, outer.ones) == (lookup.q, lookup.p, False)
                 if alike and rounding._cheaper_ghost(self.positions, outer.p, outer.q):
                     return outer, lookup
         return None
@@ -1001,10 +1004,8 @@ def total(pieces: Sequence[Rows]) -> Rows:
     groups: dict[object, list[Rows]] = {}
     for piece in [inner for rows in pieces for inner in (rows.pieces if isinstance(rows, Sum) else [rows])]:
         kind: object = id(piece)  # not joined with any other
-        if isinstance(piece, Outer) and isinstance(piece.a, Tensor):
-            kind = (piece.q, piece.p, piece.ones)
-        elif isinstance(piece, Lookup):
-            kind = (piece.vocabulary, piece.width)
+        if isinstance(piece, Lookup) or (isinstance(piece, Outer) and isinstance(piece.a, Tensor)):
+            kind = type(piece), piece.q, piece.p, piece.ones
         groups.setdefault(kind, []).append(piece)
     joined = [_laid(group) for group in groups.values()]
     factored = [piece for piece in joined if isinstance(piece, (Outer, Lookup))]
@@ -1070,7 +1071,7 @@ def inner(rows: Rows, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
             first, *rest = (inner(piece, theirs[name], dtype) for name, piece in rows.leaves())
             return sum(rest, first)
     mine, mate = rows.plain(), other.plain()
-    if isinstance(mine, Lookup) and isinstance(mate, Lookup) and mine.vocabulary == mate.vocabulary:
+    if isinstance(mine, Lookup) and isinstance(mate, Lookup) and mine.q == mate.q:
         return _inner_of_places(mine, mate, dtype)
     left, right = outer_of(mine), outer_of(mate)
     if left is not None and right is not None and (left.q, left.p) == (right.q, right.p):
@@ -1109,7 +1110,7 @@ def _inner_of_places(mine: Lookup, mate: Lookup, dtype: torch.dtype) -> Tensor:
     """The products of what two examples hold at equal places."""
     places, slots = torch.unique(torch.cat([mine.index.flatten(), mate.index.flatten()]), return_inverse=True)
     left, right = slots.split([mine.index.numel(), mate.index.numel()])
-    d = len(places) * mine.width
+    d = len(places) * mine.p
     product = _sparse(left, mine.values.to(dtype), d) @ _sparse(right, mate.values.to(dtype), d).T
     return torch.from_numpy(product.toarray()).to(mine.device)
 
@@ -1122,7 +1123,7 @@ def _laid(group: Sequence[Rows]) -> Rows:
     if isinstance(first, Lookup):
         index = torch.cat([r.index for r in group if isinstance(r, Lookup)], 1)
         values = torch.cat([r.values.to(dtype) for r in group if isinstance(r, Lookup)], 1)
-        return Lookup(index, values, first.vocabulary)
+        return Lookup(index, values, first.q)
     outers = [r for r in group if isinstance(r, Outer)]
     p, q, ones = outers[0].p, outers[0].q, outers[0].ones
     if sum(r.positions for r in outers) * (p + q) >= first.d:

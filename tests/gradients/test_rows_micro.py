@@ -46,7 +46,7 @@ def spoiled(make: Any, dtype: torch.dtype, at: int, value: float) -> Rows:
         if isinstance(piece, Dense):
             return Dense(changed(piece.values))
         if isinstance(piece, Lookup):
-            return Lookup(piece.index, changed(piece.values), piece.vocabulary)
+            return Lookup(piece.index, changed(piece.values), piece.q)
         assert isinstance(piece, Outer)
         if isinstance(piece.a, torch.Tensor):
             return Outer(changed(piece.a), changed(piece.b), piece.ones)

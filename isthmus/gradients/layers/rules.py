@@ -638,7 +638,7 @@ def _folded(rows: Rows, n: int) -> Rows:
     if isinstance(rows, Outer) and isinstance(rows.a, Tensor):
         return Outer(_joined(rows.a, n), _joined(rows.b, n), rows.ones)
     if isinstance(rows, Lookup):
-        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.p), rows.q)
     if isinstance(rows, Stack):
         return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):
