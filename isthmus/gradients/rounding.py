@@ -409,7 +409,7 @@ ROUNDINGS = 24
 """Roundings of the three integer sums on their way to one float32 sum, their parts being at most three times it."""
 
 
-def fits_grid(n: int, rho: float, dtype: torch.dtype) -> bool:
+def _fits_grid(n: int, rho: float, dtype: torch.dtype) -> bool:
     """Whether so many records are summed in whole numbers: more than one product adds up within rho."""
     few = most_terms(rho, dtype)
     return few < n <= MAX_RECORDS and few >= ROUNDINGS

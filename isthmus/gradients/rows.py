@@ -544,11 +544,13 @@ class Outer(Rows):
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room = self._room(rho, out)
+        room = out
+        if room is None:
+            room = self._room(rho, None)
         if not isinstance(self.a, Tensor):
             return room.copy_(self._seen_sum(weights, rho))
         c, place = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
-        if self.grid is not None and rounding.fits_grid(self.n, rho, self.dtype):
+        if self.grid is not None and rounding._fits_grid(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
             rounding._integer_sum(a, b, c, self.grid, place[:, : a.shape[1]])
             if self.ones and self.skips:

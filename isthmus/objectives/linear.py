@@ -571,12 +571,12 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         validate.check(not missing, "loss", loss.__name__, remedy)
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {_READS[labels]}")
         return loss
-    known, every = known_losses(labels), subclasses(LinearModel)  # type: ignore[type-abstract]
-    if isinstance(loss, str) and loss in known:
-        return known[loss]
-    half = [kind for kind in every if vars(kind).get("name") == loss and _missing(kind)]
-    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in half)
-    validate.refuse("loss", loss, f"{why}choose one of {list(known)}, or give a subclass of LinearModel")
+    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
+    for kind in named:
+        if not _missing(kind) and labels in (None, kind.labelled()):
+            return kind
+    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
+    validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
 
 
 _READS = {True: "labels (reads = SignedLabels)", False: "numbers (reads = RealTargets)", None: "any targets"}
