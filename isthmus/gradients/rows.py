@@ -704,7 +704,7 @@ class Lookup(Rows):
         self.d = self.q * self.p
         self.dtype, self.device = rounding.working(values.dtype), values.device
 
-    @cached_property
+    @property
     def distinct(self) -> Lookup:
         """The same rows with the values of equal places added up, in float64, at one of them: no terms that cancel.
 
@@ -714,8 +714,10 @@ class Lookup(Rows):
         >>> rows.values.flatten().tolist(), rows.norms()
         ([4.0, 2.0, 0.0], tensor([4.4721]))
         """
-        if self.apart:
-            return self
+        return self if self.apart else self._distinct
+
+    @cached_property
+    def _distinct(self) -> Lookup:  # never the rows themselves: in a cycle their memory waits for the collector
         places, order = self.index.sort(dim=1, stable=True)
         first = torch.ones_like(places, dtype=torch.bool)
         first[:, 1:] = places[:, 1:] != places[:, :-1]

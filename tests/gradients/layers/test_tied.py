@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from layer_reference import agree
+from layer_reference import agree, draw
+from layer_reference import places as any_places
 from reference import DenseSketch
 from torch import nn
 
@@ -21,12 +23,7 @@ DTYPES = [torch.float64, torch.float32]
 V, D = 12, 9
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def places(*shape, seed=0):
-    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+places = partial(any_places, vocabulary=V)
 
 
 class Language(nn.Module):
