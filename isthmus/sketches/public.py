@@ -93,7 +93,7 @@ def _map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
             blocks[leaf.name] = SubspaceMap(own, base._state_entry(held, "basis", Tensor), norm)
         else:
             blocks[leaf.name] = _FactoredMap(own, _factors_of(held), weights, norm)
-    return _JoinedMap(space, blocks, norm)
+    return _BlockMap(space, blocks, norm)
 
 
 class SubspaceMap(base.LiftsRanges):
@@ -204,16 +204,6 @@ class _FactoredMap(base.LiftsLeaves):
         return self._memo.keep(("factors", device), lambda: _copied(self.factors, device, torch.float64))
 
 
-class _JoinedMap(_BlockMap):
-    """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
-
-    tight = True
-
-    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
-        super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)
-        self.norm = norm
-
-
 @dataclass(frozen=True, eq=False)
 class PublicSubspace(base.Encoder):
     """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
@@ -249,7 +239,7 @@ class PublicSubspace(base.Encoder):
     public = True
 
     @property
-    def clips_before(self) -> bool:
+    def clips_before(self) -> bool:  # type: ignore[override]
         """As `clip` says."""
         return self.clip == "before"
 
@@ -528,21 +518,20 @@ def _filled(pieces: Sequence[Rows], weights: Tensor, dtype: torch.dtype) -> Tens
     """G' weights of leaves one under the other, straight in a dtype."""
     basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
     for piece in pieces:
-        for part in _combined(piece, weights):
+        form = outer_of(piece)
+        parts = (part.T @ weights for part in _blocks(piece, weights.dtype))
+        if form is not None and matrix.is_sparse(form.a):
+            a, b = _factors(form, weights.dtype)
+            parts = (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
+        for part in parts:
             basis[start : start + len(part)] = part
             start += len(part)
     return basis
 
 
-def _row_spans(basis: Tensor) -> list[slice]:
-    """Rows of a basis whose float64 copy stays near `CHUNK_BYTES`."""
-    step = max(1, base.CHUNK_BYTES // (16 * basis.shape[1]))
-    return [slice(lo, lo + step) for lo in range(0, len(basis), step)]
-
-
 def _moment(basis: Tensor) -> tuple[Tensor, float]:
     """V'V in float64, and a bound of its error in the spectral norm: d roundings of sum_ij V_ij^2 at most."""
-    parts = (basis[span].double() for span in _row_spans(basis))
+    parts = (part.double() for part in basis.split(max(1, base.CHUNK_BYTES // (16 * basis.shape[1]))))
     none = basis.new_zeros(basis.shape[1], basis.shape[1], dtype=torch.float64)
     moment = sum((part.T @ part for part in parts), none)
     return moment, (len(basis) + 8) * 2.0**-52 * float(moment.trace())
@@ -601,16 +590,6 @@ def _gram(rows: Rows) -> Tensor:
         a, b = _factors(form)
         return _square(a) * (b @ b.T)
     return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
-
-
-def _combined(rows: Rows, weights: Tensor) -> Iterator[Tensor]:
-    """G' weights (d x k), some rows of it at a time."""
-    form = outer_of(rows)
-    if form is not None and matrix.is_sparse(form.a):
-        a, b = _factors(form, weights.dtype)
-        yield from (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
-    else:
-        yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
 def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:

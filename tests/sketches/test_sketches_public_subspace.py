@@ -28,7 +28,8 @@ from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.public import SubspaceMap, _copied, _FactoredMap, _factors_of, _JoinedMap, _products, _stored
+from isthmus.sketches.compose import _BlockMap
+from isthmus.sketches.public import SubspaceMap, _copied, _FactoredMap, _factors_of, _products, _stored
 
 SPACE = Space.of({"table": (11, 4), "hidden": (5, 9), "conv": (3, 6), "out": (4, 6)})
 PUBLIC, N = 7, 6
@@ -157,7 +158,7 @@ def test_factors_answer_as_their_matrix_does(kind, chunk, monkeypatch):
 def test_a_factored_map_is_the_top_of_the_svd(dtype):
     public = network(PUBLIC, 100, dtype)
     sketch, state = learned(3, dtype, public)
-    assert isinstance(sketch, _JoinedMap)
+    assert isinstance(sketch, _BlockMap)
     kinds_held = {name: type(block) for name, block in sketch.blocks.items()}
     assert kinds_held == {"table": _FactoredMap, "hidden": _FactoredMap, "conv": SubspaceMap, "out": _FactoredMap}
     assert set(state["leaves"]["conv"]) == {"basis"} and "basis" not in state["leaves"]["hidden"]
@@ -305,7 +306,7 @@ def test_residuals_keep_norms_that_are_never_too_small(dtype):
     public = network(PUBLIC, 100, dtype)
     context = Rounds(public, dtype=dtype)
     rest = Residual(encoder).bind(context, None)[0]
-    assert isinstance(rest.inner, _JoinedMap)
+    assert isinstance(rest.inner, _BlockMap)
     projector = torch.eye(SPACE.d, dtype=torch.float64) - rest.inner.dense().T @ rest.inner.dense()
     inside = [(name, piece.mixed(torch.arange(3)[:, None], torch.ones(3, 1))) for name, piece in public.items[1:]]
     table = Lookup(public.items[0][1].index[:3], public.items[0][1].values[:3], 11)
