@@ -40,8 +40,7 @@ from isthmus.objectives import Huber
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
-from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, epsilon_of, event_json
 from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.noise import SEEDED
@@ -395,10 +394,6 @@ class _PrivateLinear(_PrivateEstimator):
         """Settle what targets may be; what was read off them for that."""
         return ()
 
-    def _public_weights(self, y: np.ndarray) -> Tensor | None:
-        """What the losses of public rows are multiplied by."""
-        return None
-
     # ------------------------------------------------------------ what is stored, and new rows
 
     def _store(self, problem: posing._Problem, result: Result) -> None:
@@ -635,7 +630,6 @@ def _other_labels(y: object, classes: np.ndarray) -> str:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@stored._storable
 class PrivateClassifier(ClassifierMixin, _PrivateLinear):
     """A linear classifier trained under differential privacy.
 
@@ -780,21 +774,17 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
         validate.positive(class_weight=float(weights.max()))
         return (weights / weights.max())[np.searchsorted(self.classes_, y)]
 
-    def _public_weights(self, y: np.ndarray) -> Tensor | None:
-        """Those of `class_weight`; "balanced" by the public labels themselves."""
-        if self.class_weight is None:
-            return None
-        return torch.from_numpy(self._weights_of(y, public=True))
-
     @property
     def _kind(self) -> Loss:
         return loss_for(self.loss, len(self.classes_))
 
-    def _targets(self, y: np.ndarray) -> np.ndarray:
+    def _public_targets(self, y: np.ndarray) -> tuple[np.ndarray, Tensor | None]:
         unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()), key=str)
         remedy = f"give public labels that are among classes={self.classes_.tolist()}"
         validate.check(not unknown, "public", unknown, remedy)
-        return y
+        if self.class_weight is None:
+            return y, None
+        return y, torch.from_numpy(self._weights_of(y, public=True))  # "balanced" by the public labels themselves
 
     def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
         if len(self.classes_) == 2 and len(coefficients) == 2:
@@ -811,7 +801,6 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-@stored._storable
 class PrivateRegressor(RegressorMixin, _PrivateLinear):
     """A linear regression trained under differential privacy.
 
@@ -888,15 +877,15 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         """Whether the margin is the logarithm of the prediction."""
         return issubclass(self._kind.reads, CountTargets)
 
-    def _targets(self, y: np.ndarray) -> np.ndarray:
-        """Public targets in the units that the problem is posed in: as given where their range is bought."""
+    def _public_targets(self, y: np.ndarray) -> tuple[np.ndarray, Tensor | None]:
+        """In the units that the problem is posed in: as given where their range is bought."""
         targets = np.asarray(y, dtype=float)
         validate.check(bool(np.isfinite(targets).all()), "public", "targets that are not finite", "give finite numbers")
         buys_range = self._private and self.target_bounds is None
-        if buys_range and targets.min() == targets.max():
-            return targets
-        shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
-        return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
+        if not buys_range or targets.min() < targets.max():
+            shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
+            targets = np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
+        return targets, None
 
     def _store(self, problem: posing._Problem, result: Result) -> None:
         if result.target is not None:
@@ -923,3 +912,6 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         tags.target_tags.positive_only = self._counts
         tags.regressor_tags.poor_score = True
         return tags
+
+
+stored.KINDS |= {kind.__name__: kind for kind in (PrivateClassifier, PrivateRegressor)}

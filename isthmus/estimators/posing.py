@@ -119,7 +119,7 @@ def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | 
         if not same:  # seen as the private rows before anything is bought: a bought map fills a column
             seen = seen.with_constant()
         if targets is not None:
-            labelled = seen, model._targets(targets), model._public_weights(targets)
+            labelled = seen, *model._public_targets(targets)
         if same:
             facts["public"] = seen.plain() if labelled is None else (seen.plain(), labelled[1])
     leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))

@@ -80,13 +80,13 @@ class _BucketOperator:
         self._square = self.value * self.value
 
     def forward(self, w: Array) -> Array:
-        return _bincount(self.index, self.value * w, self.m)
+        return np.bincount(self.index, self.value * w, self.m).astype(np.float64, copy=False)
 
     def adjoint(self, y: Array) -> Array:
         return self.value * y[self.index]
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        diagonal = _bincount(self.index, self._square * mask, self.m) + eps
+        diagonal = np.bincount(self.index, self._square * mask, self.m) + eps
         return [b / diagonal for b in right]
 
 
@@ -131,23 +131,7 @@ Operator = _BucketOperator | _DenseOperator | _MatrixFree
 """Phi / scale with its transpose and its restricted Gram solve."""
 
 
-def _one_thread(phi: Operator) -> AbstractContextManager[object]:
-    """BLAS on one thread meanwhile, for small dense systems.
-
-    NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
-    """
-    if isinstance(phi, _DenseOperator) and phi.m <= 1000:
-        limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
-        return limited
-    return nullcontext()
-
-
 _pools = cache(ThreadpoolController)
-
-
-def _bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
-    """The sum of the weights at each index."""
-    return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
 def _operator(sketch: Sketch | Array) -> Operator:
@@ -268,6 +252,9 @@ class _ActiveEngine:
 
     def __init__(self, problem: _LiftProblem, form: VertexForm) -> None:
         self._problem, self._radius, self._signed = problem, form.radius, form.signed
+        self._size: Callable[[Array], Array] = np.asarray  # what the threshold is compared with
+        if form.signed:
+            self._size = np.abs
         self.first, self.factor = 1e-2, 1e-2
         if isinstance(problem.phi, _BucketOperator):
             self.first, self.factor = 1e-4, 1e-3
@@ -299,12 +286,6 @@ class _ActiveEngine:
         if solved:
             self._start = piece
         return self._point(z, tau), mu, used, solved
-
-    def _size(self, z: Array) -> Array:
-        """What the threshold is compared with."""
-        if self._signed:
-            return np.abs(z)
-        return z
 
     def _classify(self, z: Array, tau: float) -> _Piece:
         """The piece on which z - tau falls."""
@@ -427,21 +408,16 @@ class _NewtonEngine:
     def _gradient(self, point: _DualPoint, eps: float) -> Array:
         return self._problem.v - point.image - eps * point.mu
 
-    def _direction(self, point: _DualPoint, eps: float, gradient: Array) -> Array:
-        """An approximate Newton direction; the gradient where curvature information is useless."""
+    def _line_search(self, point: _DualPoint, eps: float, gradient: Array) -> tuple[_DualPoint, int]:
+        """The first trial along an approximate Newton step whose slope is at most half the first one in size."""
         phi = self._problem.phi
 
         def apply(x: Array) -> Array:
             return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
 
         step = _conjugate_gradient(apply, gradient, 1e-3, 200)
-        if np.isfinite(step).all() and float(step @ gradient) > 0:
-            return step
-        return gradient / (1.0 + eps)
-
-    def _line_search(self, point: _DualPoint, eps: float, gradient: Array) -> tuple[_DualPoint, int]:
-        """The first trial whose slope along the step is at most half the first one in size."""
-        step = self._direction(point, eps, gradient)
+        if not np.isfinite(step).all() or float(step @ gradient) <= 0:  # this curvature is useless
+            step = gradient / (1.0 + eps)
         slope = float(gradient @ step)
         lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
         best = point
@@ -466,19 +442,15 @@ Engine = _ActiveEngine | _HullEngine | _NewtonEngine
 """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
-def _engine(problem: _LiftProblem) -> Engine:
-    """The engine of a set."""
-    if problem.form is None:
-        return _NewtonEngine(problem)
-    vertices = problem.form.all()
-    if vertices is None:  # they are the axes
-        return _ActiveEngine(problem, problem.form)
-    return _HullEngine(problem, vertices.double().cpu().numpy())
-
-
 def _nearest(problem: _LiftProblem, tol: float, max_iter: int) -> _PathEnd:
     """The minimiser nearest to w0: by the fast engine of the set and, where that does not converge, by Newton's."""
-    run = _engine(problem)
+    run: Engine
+    if problem.form is None:
+        run = _NewtonEngine(problem)
+    elif (vertices := problem.form.all()) is None:  # they are the axes
+        run = _ActiveEngine(problem, problem.form)
+    else:
+        run = _HullEngine(problem, vertices.double().cpu().numpy())
     end = _follow(problem, run, tol, max_iter)
     if not end.converged and isinstance(run, _ActiveEngine):
         again = _follow(problem, _NewtonEngine(problem), tol, max_iter)
@@ -502,11 +474,16 @@ def _follow(problem: _LiftProblem, run: Engine, tol: float, max_iter: int) -> _P
         used += count
         residual = problem.v - problem.phi.forward(w)
         end = _PathEnd(w, mu, residual, np.inf, used, False)
-        if solved and last is not None and _settled(problem, w, last, tol):
-            bound = problem.certificate(w, residual)
-            end = _PathEnd(w, mu, residual, bound, used, bound <= tol * problem.reference(w))
-            if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
-                return replace(end, converged=True)
+        if solved and last is not None:
+            enough, change = tol * problem.reference(w), w - last
+            rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
+            move = float(np.linalg.norm(w - problem.w0))
+            if float(np.linalg.norm(change)) <= math.sqrt(tol) * move + rounding:
+                bound, image = problem.certificate(w, residual), problem.phi.forward(change)
+                end = _PathEnd(w, mu, residual, bound, used, bound <= enough)
+                # without a support function the bound is f itself: the images of two points must agree
+                if end.converged or (not problem.constraint.can("support") and float(image @ image) <= enough):
+                    return replace(end, converged=True)
         if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
             best = end
         if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
@@ -518,17 +495,6 @@ def _follow(problem: _LiftProblem, run: Engine, tol: float, max_iter: int) -> _P
             eps = 30 * eps
         else:
             eps, factor = eps / factor**0.5, factor**0.5
-
-
-def _settled(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
-    move = float(np.linalg.norm(w - problem.w0))
-    rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
-    return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
-
-
-def _images_agree(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
-    change = problem.phi.forward(w - last)
-    return float(change @ change) <= tol * problem.reference(w)
 
 
 def _value_root(problem: _LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> _PathEnd | None:
@@ -852,7 +818,11 @@ def solve_lift(
     remedy = "give a convex set, which project-and-lift needs; NuclearBall is the one for low rank"
     validate.check(constraint.convex, "constraint", type(constraint).__name__, remedy)
     constraint.require("project")
-    v, w0 = _read(constraint, sketch, target, start)
+    v, w0 = validate.as_tensor("target", target).detach(), validate.as_tensor("start", start).detach()
+    validate.shape((sketch.m,), target=v)
+    validate.shape((sketch.d,), start=w0)
+    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
+    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
     if isinstance(constraint, Whole):
         return _unconstrained(sketch, v, w0, start)
     loose = method == "fista" or (method == "auto" and tol >= LOOSE and pick == "nearest")
@@ -864,7 +834,11 @@ def solve_lift(
     problem = _LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
-    with _one_thread(phi):
+    one_thread: AbstractContextManager[object] = nullcontext()
+    if isinstance(phi, _DenseOperator) and phi.m <= 1000:
+        # NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold
+        one_thread = _pools().limit(limits=1, user_api="blas")
+    with one_thread:
         end = _nearest(problem, tol, max_iter)
         if pick == "min_gauge":
             end = _least_gauge(problem, end, tol, max_iter)
@@ -925,15 +899,6 @@ def _already_there(problem: _LiftProblem) -> bool:
         return problem.constraint.contains(torch.from_numpy(problem.w0))
     except ArithmeticError:  # a projection that does not finish decides nothing: solve
         return False
-
-
-def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) -> tuple[Tensor, Tensor]:
-    v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
-    validate.shape((sketch.m,), target=v)
-    validate.shape((sketch.d,), start=w0)
-    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
-    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
-    return v.detach(), w0
 
 
 def _working(x: Tensor) -> Array:
