@@ -384,8 +384,8 @@ def _checked(estimator: object, *arrays: object, **how: object) -> Any:
     """
     words = "y holds entries that are no numbers: give a number for each row; PrivateClassifier predicts words"
     try:
-        if how.get("y_numeric") and np.ndim(arrays[1]) and np.asarray(arrays[1]).dtype.kind in "SUO":
-            np.asarray(arrays[1]).astype(float)
+        if how.get("y_numeric") and (y := np.asarray(arrays[1])).ndim and y.dtype.kind in "SUO":
+            y.astype(float)
         words = ""
         return validate_data(estimator, *arrays, **how)
     except (TypeError, ValueError) as error:
