@@ -42,9 +42,9 @@ from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.trial import LoopRecorder, look
-from isthmus.gradients.rows import Rows, Stack, compact
+from isthmus.gradients.rows import Rows, Stack, compact, regrouped, total
 from isthmus.lifts import Lifted
-from isthmus.objectives.module import Layers, captured, merged, unused
+from isthmus.objectives.module import Layers, captured, unused
 from isthmus.privacy.clips import SPAN, Rounding, part_of_error
 from isthmus.privacy.ledger import Chargeable
 from isthmus.privacy.noise import Source
@@ -230,7 +230,7 @@ class _BackwardAccumulator:
             if factor != 1.0:
                 rows = rows.scaled(factor)
             if groups is not None:
-                rows = rows.regrouped(groups)
+                rows = regrouped(rows, groups)
             return rows
 
         rows, codes = None, {}
@@ -260,7 +260,7 @@ class _BackwardAccumulator:
         present = [piece for piece in pieces if piece is not None]
         if not present:  # a sketch may take nothing of a leaf
             return None
-        rows = merged(name, present)
+        rows = total(present)
         if not self.fast:
             return rows
         computed = as_computed(rows, bound)
@@ -360,8 +360,8 @@ class _GradientWriter:
             matrices = {leaf.name: piece.reshape(leaf.shape[0], -1) for leaf, piece in pieces}
             self.layers.set_gradients(lambda name, lo, hi: matrices[name][:, lo:hi])
             return
-        rates = None if lifted.code is None or others else _plain_rates(self.optimizer)
-        if rates is not None:
+        rates = None if others else _plain_rates(self.optimizer)
+        if rates is not None and lifted.code is not None:
             bindings = self.layers.bindings
             places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
             pairs = [(x.untyped_storage(), matrix.untyped_storage()) for _, x, matrix, _, _ in places]
