@@ -27,7 +27,7 @@ from torch import Tensor
 from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
-from isthmus.gradients.rows import Rows, Stack
+from isthmus.gradients.rows import Rows, Stack, total
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -218,12 +218,9 @@ class Sketch(ABC):
         """One code from the pieces of all leaves, None left out: side by side where leaves are `apart`, else added."""
         names = (leaf.name for leaf in self.space.leaves)
         items = [(name, piece) for name in names if (piece := pieces.get(name)) is not None]
-        first, *rest = (piece for _, piece in items)
-        if not rest:
-            return first
-        if self.apart:
+        if self.apart and len(items) > 1:
             return Stack(items)
-        return first.plus(rest)
+        return total([piece for _, piece in items])
 
     def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
         """The whole sum before its noise, the norm it is bounded in and that bound: of maps that `settles` names.

@@ -24,7 +24,7 @@ from torch import Tensor
 from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rounding import exact_products
-from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, inner, outer_of
 from isthmus.sketches import base
 from isthmus.sketches.compose import IdentityMap, _BlockMap
 from isthmus.sketches.dense import orthonormal
@@ -37,7 +37,7 @@ Factors = Outer | Lookup
 def _stored(factors: Factors) -> dict[str, base.Tree]:
     """Factors as plain tensors and numbers, for a state."""
     if isinstance(factors, Lookup):
-        return {"index": factors.index, "values": factors.values, "vocabulary": factors.vocabulary}
+        return {"index": factors.index, "values": factors.values, "vocabulary": factors.q}
     a = factors.whole_a()
     if not matrix.is_sparse(a):
         return {"a": a, "b": factors.b}
@@ -64,7 +64,7 @@ def _copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Facto
     """The factors again, in a dtype and on a device (a CSR factor stays where it is); equal places are added up."""
     if isinstance(factors, Lookup):
         index, values = factors.index.to(device, copy=True), factors.values.to(device, dtype, copy=True)
-        return Lookup(index, values, factors.vocabulary).distinct
+        return Lookup(index, values, factors.q).distinct
     a, b = factors.whole_a(), factors.b.to(device, dtype, copy=True)
     return Outer(matrix.as_dtype(a, dtype) if matrix.is_sparse(a) else a.to(device, dtype, copy=True), b)
 
@@ -73,7 +73,7 @@ def _products(x: Tensor, factors: Factors) -> Tensor:
     """<x_i, g_j> for dense rows x_i and public ones g_j: b_j' X_i a_j, or sum_t <X_i[k_jt], c_jt>."""
     x = x.to(factors.dtype)
     if isinstance(factors, Lookup):
-        read = x.reshape(-1, factors.vocabulary, factors.width)[:, factors.index]
+        read = x.reshape(-1, factors.q, factors.p)[:, factors.index]
         return (read * factors.values).sum((2, 3))
     half = matrix.matmul(factors.whole_a(), x.reshape(-1, factors.p).T)
     return (half.view(factors.n, -1, factors.q) * factors.b[:, None, :]).sum(2).T
@@ -193,7 +193,7 @@ class _FactoredMap(base.LiftsLeaves):
 
     def leaf(self, name: str, rows: Rows) -> Rows:
         """The codes of rows from their inner products with the public ones."""
-        codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
+        codes = (inner(rows, self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return Outer(codes, torch.ones_like(codes[:, :1]))
 
     def _weights(self, device: torch.device) -> Tensor:
@@ -362,7 +362,7 @@ def learned(
     wide = {name: _copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     inside, most = torch.zeros(()), math.inf
     if held:  # of the factors in float64, never of the rows: what those round is not in `roundings`
-        inside = sum((factors.inner(factors) for factors in wide.values()), inside)
+        inside = sum((inner(factors, factors) for factors in wide.values()), inside)
         inside, most = (inside + inside.T) / 2, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52)
     built = {name: piece for name, piece in pieces.items() if name not in held}
     gram: Tensor | _Products = _Products(list(built.values()))
@@ -548,7 +548,7 @@ def _product_error(factors: Factors, weights: Tensor) -> float:
     """
     n = factors.n
     if isinstance(factors, Lookup):
-        roundings = factors.positions * (factors.width + 2) + 4
+        roundings = factors.positions * (factors.p + 2) + 4
     else:
         roundings = factors.p + factors.q + 8
     spread = float(torch.linalg.matrix_norm(factors.norm_upper()[:, None] * weights, 2))

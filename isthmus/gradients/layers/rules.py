@@ -619,7 +619,7 @@ def _folded(rows: Rows, n: int) -> Rows:
         a, b = (x.reshape(n, -1, x.shape[-1]) for x in (rows.a, rows.b))
         return Outer(a, b, rows.ones)
     if isinstance(rows, Lookup):
-        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.p), rows.q)
     if isinstance(rows, Stack):
         return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):
