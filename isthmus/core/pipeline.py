@@ -50,7 +50,7 @@ from isthmus.lifts import Lift, Lifted, pinv, unbiased
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.ledger import RunLedger
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
@@ -664,19 +664,19 @@ def counted(message: Message, records: int | None, per_round: PerRound, clients:
 # ---------------------------------------------------------------- where the noise is
 
 
-def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
+def pay(round: Round, stage: Stage, ledger: RunLedger | None) -> None:
     """Charge a private stage of a round, once: at its release, or before where sums come with their noise."""
     if not stage.private or stage.name in round.paid:
         return
     if ledger is None:
         remedy = f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
         validate.refuse("ledger", None, remedy)
-    ledger.charge(stage, round.t)
+    ledger.charge(stage.name, round.t)
     round.paid.add(stage.name)
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
     make = partial(_release, round, stage, message, keys, ledger)
@@ -701,7 +701,7 @@ def close_stage(
     return released
 
 
-def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> dict[str, Tensor]:
+def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None) -> dict[str, Tensor]:
     """The noised values of a stage.
 
     What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
@@ -764,7 +764,7 @@ class RunContext:
     public_rows: Callable[[Tensor, Any], Rows] = no_public
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Chargeable | None = None
+    ledger: RunLedger | None = None
     maps: Maps = field(default_factory=dict)
     whole: int | None = None
     """How many records all holders of data have together; None where this process has them all."""

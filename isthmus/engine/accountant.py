@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from isthmus.base import validate
 from isthmus.gradients.layers.forward_guard import MEAN, MIXING, RANDOM, SHAPES
 from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan, accounting, event_json
 from isthmus.privacy.accounting import Adjacency, solve
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.ledger import Ledger, Limit
+from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 _ACCOUNTANTS = ("pld", "prv", "rdp")
 
@@ -68,16 +70,24 @@ class Accountant:
 
         return solve(cost, epsilon, tight)[0]
 
-    def limit(self, rounds: int, epsilon: float, delta: float) -> Limit:
-        """At most the rounds that a target pays for, refused in this accountant's numbers.
+    def limit(self, rounds: int, budget: tuple[float, float]) -> Callable[[str, event_json.Json, int], None]:
+        """What refuses more rounds than a target (epsilon, delta) pays for, in this accountant's numbers.
 
-        >>> run = Ledger().run({"main": dpa.GaussianDpEvent(9.0)}, limit=Accountant(Ledger()).limit(1, 1.0, 1e-5))
+        >>> ledger = Ledger()
+        >>> run = ledger.run({"main": dpa.GaussianDpEvent(9.0)}, limit=Accountant(ledger).limit(1, (1.0, 1e-5)))
         >>> run.charge("main", 0)
         >>> run.charge("main", 1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         isthmus.privacy.ledger.BudgetExceeded: 'main' needs epsilon 0...
         """
-        return Limit(rounds, (epsilon, delta), self.cost)
+
+        def refuse_more(stage: str, event: event_json.Json, made: int) -> None:
+            if made >= rounds:
+                held = self.ledger.event()
+                totals = held, accounting.compose([held, event_json.from_json(event)])
+                raise BudgetExceeded(stage, 1, *(self.cost(total, budget[1]) for total in totals), budget)
+
+        return refuse_more
 
     @property
     def history(self) -> list[tuple[float, float, int]]:

@@ -41,7 +41,6 @@ from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Pois
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.ledger import Limit
 from isthmus.privacy.noise import Source, check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.sets import ConvexSet
@@ -111,7 +110,7 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._limit: Limit | None = None
+        self._target: tuple[int, tuple[float, float]] | None = None  # rounds, and what they may cost
         self._copy = False
         self._unseen = False
         """Whether rank 0's ledger did not see a checkpoint's rounds: ranks that have a copy cannot read that off it."""
@@ -201,14 +200,16 @@ class PrivacyEngine:
             noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
             remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
             validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
-            if ledger.budget is not None and self._limit is None:
+            if ledger.budget is not None and self._target is None:
                 warn_of_large_delta(ledger.budget[1], n)
             looked = public is not None or stage.releases[0].encode.public
             rests = {"mean": loss_reduction == "mean", "public": looked, "collated": _collates(data_loader)}
             rests["shared"] = ranks.size > 1
             assumptions = claims(seeded=noise.seeded or bare, **rests)
             promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
-            limit = None if ranks.rank else self._limit  # a copy of the ledger refuses nothing
+            limit = None
+            if self._target is not None and not ranks.rank:  # a copy of the ledger refuses nothing
+                limit = Accountant(ledger, self._kind).limit(*self._target)
             self.driver = driver = TorchDriver(
                 Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
                 module,
@@ -268,13 +269,13 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
-        self._limit = scratch.limit(rounds, *budget)
+        self._target = rounds, budget
         try:
             z = scratch.multiplier(sampler, rounds, *budget)
             rest |= {"data_loader": data_loader, "poisson_sampling": poisson_sampling}
             triple = self.make_private(noise_multiplier=z, **rest)
         finally:
-            self._limit = None
+            self._target = None
         self._trainings[-1].planned = rounds
         return triple
 
@@ -474,7 +475,7 @@ class PrivacyEngine:
             self._ledger, self._copy = Ledger(adjacency=needed), True
         if self._ledger is None:
             assert not isinstance(self._given, Ledger)
-            budget = None if self._limit is None else self._limit.budget
+            budget = None if self._target is None else self._target[1]
             self._ledger = Ledger(self._given, budget, adjacency=needed)
         remedy = (
             f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "

@@ -82,10 +82,10 @@ class Book:
     limit: int = 1000
     charged: list[tuple[str, int]] = field(default_factory=list)
 
-    def charge(self, stage: Stage, t: int) -> None:
+    def charge(self, stage: str, t: int) -> None:
         if len(self.charged) == self.limit:
             raise RuntimeError("the budget is spent")
-        self.charged.append((stage.name, t))
+        self.charged.append((stage, t))
 
 
 def test_gd_is_gd() -> None:
