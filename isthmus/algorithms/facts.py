@@ -446,7 +446,7 @@ class Facts:
 def _first_order(item: Charge, mu: float) -> float:
     """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
     number = item.number_at(1 / mu)
-    if item.template.selects or item.sampler.rate == 1:
+    if item.mechanism.selects or item.sampler.rate == 1:
         return number
     return 1 / math.sqrt(math.log1p(number**-2))
 

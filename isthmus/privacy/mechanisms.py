@@ -12,13 +12,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from isthmus.base import class_registry, validate
+from isthmus.base import validate
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
@@ -36,7 +35,6 @@ class Mechanism(ABC):
 
     ords       the norms in which it takes sums clipped
     private    whether it hides its data behind noise
-    kind       a short name for it in a `Charge`
     noise_parameter       the field with the one number that says how much noise
     selects    whether it chooses coordinates: its number is then an epsilon, larger for less noise
     source     where its noise comes from, if not from the run's own source
@@ -55,7 +53,6 @@ class Mechanism(ABC):
 
     ords: ClassVar[tuple[float, ...]] = (2.0,)
     private: ClassVar[bool] = True
-    kind: ClassVar[str] = ""
     noise_parameter: ClassVar[str] = "multiplier"
     selects: ClassVar[bool] = False
     source: str | None = None
@@ -112,21 +109,6 @@ def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
         validate.refuse("ord", bounded.ord, f"clip in one of the norms {mechanism.ords}, which {name} takes")
 
 
-@cache
-def _named(kind: str) -> type[Mechanism]:
-    """The class that a `Charge` means by a short name.
-
-    >>> _named("top-k").__name__
-    'TopK'
-    """
-    kinds = class_registry.subclasses(Mechanism)  # type: ignore[type-abstract]
-    ours_last = sorted(kinds, key=lambda subclass: subclass.__module__ == __name__)  # nobody takes a name of ours
-    named = {str(vars(subclass).get("kind")): subclass for subclass in ours_last}
-    names = sorted(named.keys() - {"", "None"})
-    validate.check(kind in names, "mechanism", kind, f"choose one of {names}")
-    return named[kind]
-
-
 def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
     """Noise, its source and the guarantee of a mechanism, in words; of one that is no subclass, what it says.
 
@@ -173,7 +155,6 @@ class Gaussian(Mechanism):
     """
 
     multiplier: float
-    kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
@@ -206,7 +187,6 @@ class Laplace(Mechanism):
     """
 
     multiplier: float
-    kind: ClassVar[str] = "laplace"
     ords: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -271,7 +251,6 @@ class NoisyMax(_Choice):
 
     epsilon: float
     signed: bool = True
-    kind: ClassVar[str] = "noisy-max"
 
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
@@ -303,7 +282,6 @@ class TopK(_Choice):
 
     k: int
     epsilon: float
-    kind: ClassVar[str] = "top-k"
 
     @property
     def _choices(self) -> int:
@@ -359,7 +337,6 @@ class DiscreteGaussian(_OnGrid):
 
     multiplier: float
     grid: float
-    kind: ClassVar[str] = "discrete-gaussian"
     source = "secret noise from opendp's own cryptographic generator"
 
     def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:
