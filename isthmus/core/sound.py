@@ -11,7 +11,7 @@ from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Mechanism, words_of
+from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.sampling import rate_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
     event: DpEvent = mechanism.event(adjacency)
     parts = list(accounting.leaves_of(event))
     bare = any(isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part) for part in parts)
-    honest = mechanism.private and bool(parts) and (not bare or bool(words_of(mechanism)[2]))
+    honest = mechanism.private and bool(parts) and (not bare or bool(mechanism.guarantee))
     remedy = f"give one whose event costs something, and something finite: this one accounts for itself as {event}"
     validate.check(honest, "mechanism", mechanism, remedy)
 

@@ -352,11 +352,7 @@ class _FileRecords(_Records):
         """The number and hash of a record that the file must hold; 0 where none is known."""
         number, digest = b"", b""
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(self._mark_path, os.O_RDONLY)
-            try:
-                number, _, digest = os.read(descriptor, 128).strip().partition(b" ")
-            finally:
-                os.close(descriptor)
+            number, _, digest = self._mark_path.read_bytes().strip().partition(b" ")
         if number.isdigit() and len(digest) == len(START):
             return int(number), digest
         return 0, b""
@@ -687,7 +683,7 @@ class Ledger:
 
     def event(self) -> DpEvent:
         """All charges as one `dp_accounting` event, equal ones counted together."""
-        return _composed(self._totals())
+        return event_json._counted(self._totals())
 
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
@@ -780,7 +776,7 @@ class Ledger:
     def _epsilon(self, totals: _Totals, delta: float) -> float:
         if not totals:
             return 0.0
-        return accounting.epsilon_of(_composed(totals), delta, self.adjacency)
+        return accounting.epsilon_of(event_json._counted(totals), delta, self.adjacency)
 
     def _exceeded(self, what: str, totals: _Totals, event: _Totals, rounds: int) -> BudgetExceeded:
         assert self.budget is not None
@@ -811,10 +807,6 @@ def opened(ledger: _Given | _Path, adjacency: Adjacency) -> _Given | Ledger:
 def _times(event: _Totals, rounds: int) -> _Totals:
     """The releases of so many rounds of an event."""
     return Counter({key: count * rounds for key, count in event.items()})
-
-
-def _composed(totals: _Totals) -> DpEvent:
-    return event_json.composed((json.loads(key), count) for key, count in totals.items())
 
 
 class RunLedger:

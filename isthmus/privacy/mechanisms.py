@@ -31,7 +31,7 @@ class Mechanism(ABC):
     """Releases a bounded value; its noise scale is always a multiplier times the value's bound.
 
     A mechanism of one's own is a frozen dataclass of this class with `release` and `event`; a field `multiplier` is
-    what a plan sets.  Objects that have `private`, `ords`, `release` and `event` and are no subclass run too.
+    what a plan sets.
 
     ords       the norms in which it takes sums clipped
     private    whether it hides its data behind noise
@@ -68,7 +68,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Its noise in words, here those of its event."""
-        return event_json._all_words(self.event())
+        return ", ".join(event_json._words(leaf) for leaf, _ in event_json.flatten(event_json.to_json(self.event())))
 
     @property
     def number(self) -> float:
@@ -107,17 +107,6 @@ def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
         validate.refuse("bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
     if bounded.ord not in mechanism.ords:
         validate.refuse("ord", bounded.ord, f"clip in one of the norms {mechanism.ords}, which {name} takes")
-
-
-def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
-    """Noise, its source and the guarantee of a mechanism, in words; of one that is no subclass, what it says.
-
-    >>> words_of(Gaussian(2.0))
-    ('Gaussian noise of 2 times the most one record can add', None, '')
-    """
-    describe = getattr(mechanism, "describe", None)
-    words = event_json._all_words(mechanism.event()) if describe is None else str(describe())
-    return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ from isthmus.privacy import (
     skgd_sigma,
 )
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.mechanisms import words_of
 from isthmus.privacy.plan import default_delta, mu_of, split
 
 REPLACE = Adjacency.REPLACE_ONE
@@ -398,16 +397,6 @@ def test_a_run_tells_of_a_mechanism_of_ones_own() -> None:
     words = minimize(LeastSquares(X, X[:, 0]), pipe, steps=2).privacy.words()
     assert "2 times    Gaussian noise of 6 times the most one record can add\n" in words
     assert "Where the noise comes from: noise of its own. " in words
-
-
-def test_what_is_no_subclass_is_told_by_its_event() -> None:
-    class Duck:
-        private, ords = True, (2.0,)
-
-        def event(self, adjacency: Any = None) -> Any:
-            return dpa.ZCDpEvent(rho=0.5, xi=0.0)
-
-    assert words_of(Duck()) == ("randomness that satisfies 0.5-zCDP", None, "")
 
 
 @dataclass(frozen=True)
