@@ -84,8 +84,9 @@ class Accountant:
         def refuse_more(stage: str, event: event_json.Json, made: int) -> None:
             if made >= rounds:
                 held = self.ledger.event()
-                totals = held, accounting.compose([held, event_json.from_json(event)])
-                raise BudgetExceeded(stage, 1, *(self.cost(total, budget[1]) for total in totals), budget)
+                more = accounting.compose([held, event_json.from_json(event)])
+                spent, asked = (self.cost(total, budget[1]) for total in (held, more))
+                raise BudgetExceeded(stage, 1, spent, asked, budget)
 
         return refuse_more
 

@@ -255,7 +255,7 @@ def _of_earlier(kind: str | type[Mechanism], k: int, grid: float) -> Mechanism:
     """The mechanism of a plan of an earlier version: a short name, with its options beside it, or a class."""
     if isinstance(kind, type):
         return kind(**{kind.noise_parameter: 1.0})
-    on_grid: dict[str, Any] = {"discrete-gaussian": DiscreteGaussian, "skellam": Skellam}
+    on_grid: dict[str, type[DiscreteGaussian | Skellam]] = {"discrete-gaussian": DiscreteGaussian, "skellam": Skellam}
     if kind in on_grid:
         return on_grid[kind](1.0, grid)
     return {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0), "noisy-max": NoisyMax(1.0), "top-k": TopK(k, 1.0)}[kind]
