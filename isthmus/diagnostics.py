@@ -31,7 +31,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.gradients import Rows
-from isthmus.gradients.rows import row_spans
+from isthmus.gradients.rows import inner, row_spans
 from isthmus.sketches.public import NEGLIGIBLE
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _products(left: Rows, right: Rows) -> Tensor:
         ours, theirs = [("w", left)], [("w", right)]
     total = torch.zeros(left.n, right.n, dtype=torch.float64, device=left.device)
     for (_, first), (_, second) in zip(ours, theirs, strict=True):
-        total += first.inner(second, torch.float64).to(total.device)
+        total += inner(first, second, torch.float64).to(total.device)
     validate.finite(gradients=total)
     return total
 

@@ -58,7 +58,7 @@ def test_python_minus_m() -> None:
         (["--rows", "0"], "'--rows': 0 is not in the range"),
         (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
         (["--encoding", "hex"], "encoding='hex' is not allowed"),
-        (["--encoding", ""], "encoding='' is not allowed: give text"),
+        (["--encoding", ""], "encoding='' is not allowed: give an encoding"),
         (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
         (["--public", "./people.csv"], "this is the file to train on, whose rows are private"),
         (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),

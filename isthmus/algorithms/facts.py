@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.objectives.linear import Loss, known_losses, loss_of, name_of
-from isthmus.privacy import Adjacency, Charge, Poisson, PrivacyPlan
+from isthmus.privacy import Adjacency, Charge, PrivacyPlan
 from isthmus.privacy.plan import default_delta, mu_of
 from isthmus.sets import ConvexSet
 
@@ -372,11 +372,6 @@ class Facts:
         """b^2 / (d + 1): how far histograms of all columns stand above their noise."""
         return self.b**2 / (self.d + 1)
 
-    @property
-    def shapes_level(self) -> int:
-        """The finest grid whose histograms stand out of their noise."""
-        return 2 + sum(self.shapes >= enough for enough in CONSTANTS.shapes_levels)
-
     @cached_property
     def smooth_features(self) -> int:
         """How many features the budget carries: one a column at least, and no more than X'X of them allows."""
@@ -387,30 +382,20 @@ class Facts:
             count = min(count, math.sqrt(self.b / CONSTANTS.shapes_statistics_b[1]))
         return max(self.d, min(int(count), CONSTANTS.functions * self.d))
 
-    @property
-    def smooth_statistics(self) -> float:
-        """The least b for which X'X of the features stands out of its noise: words have little of it each."""
-        columns, features = CONSTANTS.shapes_statistics_b
-        return max(columns * self.d**2, features * self.smooth_features**2)
-
     # ------------------------------------------------------------ noise, time and memory; the last two are estimates
-
-    def poisson_multiplier(self, rate: float, rounds: int) -> float:
-        """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
-        return self.split(Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
-
-    def full_multiplier(self, rounds: int, share: float = 1.0) -> float:
-        """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
-        return math.sqrt(rounds / (share * (1 - self.before))) / self.mu
 
     def split(self, *items: Charge) -> dict[str, float]:
         """The numbers of a plan with several items, beside what is bought before."""
         items = tuple(replace(item, share=item.share * (1 - self.before)) for item in items)
         if self.before:
             items = (Charge("before", share=self.before), *items)
-        if not self.exact:
-            return {item.name: _first_order(item, self.mu) for item in items}
-        return _split(self.epsilon, self.delta or 0.0, self.adjacency, items)
+        if self.exact:
+            return _split(self.epsilon, self.delta or 0.0, self.adjacency, items)
+        numbers = {item.name: item.number_at(1 / self.mu) for item in items}
+        for item in items:  # by the central limit theorem a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2
+            if not (item.mechanism.selects or item.sampler.rate == 1):
+                numbers[item.name] = 1 / math.sqrt(math.log1p(numbers[item.name] ** -2))
+        return numbers
 
     def seconds(self, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:
         """Rounds times (fixed cost + reading the batch + drawing noise), plus what a method adds of its own."""
@@ -441,14 +426,6 @@ class Facts:
         if self.smoothness is not None:
             values["smoothness"] = [min(self.smoothness), max(self.smoothness)]
         return values
-
-
-def _first_order(item: Charge, mu: float) -> float:
-    """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
-    number = item.number_at(1 / mu)
-    if item.mechanism.selects or item.sampler.rate == 1:
-        return number
-    return 1 / math.sqrt(math.log1p(number**-2))
 
 
 @lru_cache(maxsize=256)

@@ -44,8 +44,8 @@ def sgd(
     >>> sgd(step=0.1).name
     'sgd'
     """
-    sampler = _sampler(draw, batch_size)
-    return _FreeDescent(sampler=sampler, step=step, momentum=momentum, schedule=schedule, output=output).build
+    plain = _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output, sketch=None)
+    return replace(plain, sampler=_sampler(draw, batch_size)).build
 
 
 @algorithm(direct=True)
@@ -53,7 +53,7 @@ def gd(
     *, step: StepRule | None = None, momentum: float = 0.0, schedule: Schedule | None = None, output: str = "last"
 ) -> Build:
     """Projected gradient descent on all records; arguments as for `sgd`."""
-    return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output).build
+    return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output, sketch=None).build
 
 
 class _NarrowOptions(TypedDict, total=False):
@@ -100,7 +100,7 @@ def comp_sgd(
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
-    return _NarrowDescent(sampler=_sampler(draw, batch_size), momentum=momentum, stop=stop, **options).build
+    return _FreeDescent(sampler=_sampler(draw, batch_size), momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
@@ -112,7 +112,7 @@ def comp_gd(
     shifts  the sender learns a shift and sends what the gradient differs from it (DIANA): the sketch loses less and
             less, and the run converges to the minimiser itself, penalties included; steps up to about m / (6 d mu)
     """
-    return _NarrowDescent(shifts=shifts, momentum=momentum, stop=stop, **options).build
+    return _FreeDescent(shifts=shifts, momentum=momentum, stop=stop, **options).build
 
 
 @algorithm
@@ -136,7 +136,7 @@ def comp_minibatch(
     if batch_size is None:
         validate.refuse("batch_size", None, "give the number of records of a batch, or a schedule that has one")
     sampler = _sampler(draw or usual, batch_size, "subset")
-    return _NarrowDescent(sampler=sampler, stop=stop, **options).build
+    return _FreeDescent(sampler=sampler, stop=stop, **options).build
 
 
 @algorithm(left_out="it is for several holders of data: give their objectives to minimize(clients=...)")
@@ -186,7 +186,7 @@ def comp_dist_sgd(
     if clients_per_round is None and schedule is not None:
         clients_per_round = schedule.batch_size
     wire = Wire(named(codec), False, clients_per_round)
-    return _NarrowDescent(sampler=sampler, wire=wire, shifts=shifts, heavy=hitters, **options).build
+    return _FreeDescent(sampler=sampler, wire=wire, shifts=shifts, heavy=hitters, **options).build
 
 
 @algorithm(left_out=SIMPLEX_ONLY)
@@ -231,6 +231,7 @@ def _sampler(draw: str, size: int | Callable[[int], int], other: str = "shuffle"
 class _FreeDescent(_Descent):
     """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
 
+    sketch: Family | None = CountSketch
     sampler: Sampler = Full()
     refresh: int = 1
     error_feedback: bool = False
@@ -270,13 +271,6 @@ class _FreeDescent(_Descent):
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
         return self.pipeline(binding, [Stage(self.sampler, [release])], _step_rule(self.step, self.schedule), **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _NarrowDescent(_FreeDescent):
-    """Through maps."""
-
-    sketch: Family = CountSketch
 
 
 # ---------------------------------------------------------------- arguments by public facts

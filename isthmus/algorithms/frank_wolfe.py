@@ -184,32 +184,26 @@ class _VertexScores(Encoder):
 
     def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
         """The map, the same every round."""
-        sign = 2.0 * self.form.signed - 1.0  # where both signs are tried this one is left as it is
-        if self.form.rows is None:
-            return _AxisScores(context.space, sign), None
-        return _RowScores(context.space, sign * self.form.rows), None
+        signed, rows = self.form.signed, self.form.rows  # where both signs are tried scores are left as they are
+        if rows is not None:
+            return _RowScores(context.space, rows if signed else -rows), None
+        return IdentityMap(context.space) if signed else _Negative(context.space), None
 
 
-class _AxisScores(IdentityMap):
-    """g -> sign g: the coordinate axes."""
-
-    def __init__(self, space: Space, sign: float) -> None:
-        super().__init__(space)
-        self.sign = sign
+class _Negative(IdentityMap):
+    """g -> -g, the scores of the coordinate axes."""
 
     def forward(self, v: Tensor) -> Tensor:
-        """sign v."""
-        return self.sign * v
+        """-v."""
+        return -v
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """sign y."""
-        return self.sign * y
+        """-y."""
+        return -y
 
     def encode(self, rows: Any) -> Any:
-        """sign times the rows."""
-        if self.sign == 1:
-            return rows
-        return rows.scaled(self.sign)
+        """Minus the rows."""
+        return rows.scaled(-1.0)
 
 
 class _RowScores(Sketch):

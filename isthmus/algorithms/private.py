@@ -15,38 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Required, Unpack
 
-from isthmus.algorithms import purchases
-from isthmus.algorithms.base import (
-    SIMPLEX_ONLY,
-    Budget,
-    Family,
-    PrivateSampler,
-    StepRule,
-    Stop,
-    WidthRule,
-    _BudgetOptions,
-    _Descent,
-    _diameter_of,
-    _mirror_of,
-    _step_rule,
-    _unless_bought,
-    rounds_of,
-)
+from isthmus.algorithms import base, purchases, suggest
 from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
-from isthmus.algorithms.suggest import (
-    AVERAGED,
-    Build,
-    Choice,
-    _plain_run,
-    _sampled_run,
-    _sketched,
-    _stepped,
-    algorithm,
-    full_run,
-    require,
-    walk,
-)
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Tail, Update
@@ -62,33 +33,33 @@ from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
 
-class _PrivateOptions(_BudgetOptions, total=False):
+class _PrivateOptions(base._BudgetOptions, total=False):
     """What private descents share; see `dp_sgd`."""
 
     clip: Required[float | AdaptiveClip]
-    step: StepRule | None
+    step: base.StepRule | None
     output: str
     schedule: Schedule | None
-    stop: Stop | None
+    stop: base.Stop | None
     micro_batch: int
 
 
 class _NarrowPrivateOptions(_PrivateOptions, total=False):
     """What those with maps share; see `dp_comp_minibatch`."""
 
-    m: Size | WidthRule | None
-    sketch: Family
+    m: Size | base.WidthRule | None
+    sketch: base.Family
     tol: float
     pick: str
     clipped: str
     as_published: bool
 
 
-@algorithm(
+@suggest.algorithm(
     direct=True,
     words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
 )
-def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[_PrivateOptions]) -> Build:
+def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[_PrivateOptions]) -> suggest.Build:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
@@ -115,8 +86,8 @@ def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Un
     return _PrivateDescent(batch_size=batch_size, momentum=momentum, **options).build
 
 
-@algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
-def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_NarrowPrivateOptions]) -> Build:
+@suggest.algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
+def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
 
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
@@ -133,8 +104,8 @@ def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_Narrow
     return _through_maps(batch_size=batch_size, **options)
 
 
-@algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
-def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
+@suggest.algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
+def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
@@ -149,13 +120,13 @@ def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
     return _through_maps(**options)
 
 
-@algorithm(like=priv_sgd, words=priv_sgd.words)
-def dp_comp_gd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
+@suggest.algorithm(like=priv_sgd, words=priv_sgd.words)
+def dp_comp_gd(**options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return priv_sgd(**options).build
 
 
-def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivateOptions]) -> Build:
+def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
     """A private descent through maps: as published, Gaussian ones."""
     options.setdefault("output", "average")
     options.setdefault("sketch", CountSketch)
@@ -164,22 +135,26 @@ def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivat
     return _PrivateDescent(batch_size=batch_size, **options).build
 
 
-@algorithm(left_out=SIMPLEX_ONLY, words="each round adds noise to a sum and moves by factors, inside a simplex")
-def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_PrivateOptions]) -> Build:
+@suggest.algorithm(
+    left_out=base.SIMPLEX_ONLY, words="each round adds noise to a sum and moves by factors, inside a simplex"
+)
+def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_PrivateOptions]) -> suggest.Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
     >>> dp_mirror_descent(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_mirror_descent'
     """
     options.setdefault("output", "average")
-    return _PrivateDescent(batch_size=batch_size, moves=_mirror_of, **options).build
+    return _PrivateDescent(batch_size=batch_size, moves=base._mirror_of, **options).build
 
 
-@algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
+@suggest.algorithm(
+    direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise"
+)
 def dp_gd(
     *,
     clip: float | AdaptiveClip,
-    step: StepRule | str | None = None,
+    step: base.StepRule | str | None = None,
     momentum: float = 0.0,
     output: str = "last",
     scale: str = "none",
@@ -190,9 +165,9 @@ def dp_gd(
     precondition: bool = False,
     tau: float | None = None,
     schedule: Schedule | None = None,
-    stop: Stop | None = None,
-    **budget: Unpack[_BudgetOptions],
-) -> Build:
+    stop: base.Stop | None = None,
+    **budget: Unpack[base._BudgetOptions],
+) -> suggest.Build:
     """DP-GD: `dp_sgd` on all records every round.
 
     For linear models whose rows have norm at most 1 it can first buy, from the same budget, what it needs to know:
@@ -209,32 +184,43 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    validate.one_of(_BOUGHT, scale=scale)
+    validate.one_of(("none", "columns", "moments", "shapes"), scale=scale)
     if tau is not None:
         validate.positive(tau=tau)
-    smooth, rule, buys = scale == "shapes", _unless_bought(step), list[SumPurchase]()
-    if smooth:
-        buys.append(Shapes(features or 0, functions, level))
-    elif scale != "none":
-        buys.append(Columns() if scale == "columns" else Moments())
-    if targets or smooth:
-        buys.append(TargetShape(clips=smooth))
-    if precondition:
-        validate.check(rule is None, "step", step, "leave it out: preconditioned steps have length 1")
-        buys.append(purchases.ShrunkStatistics() if smooth else Statistics())
-    elif rule is None and (step is not None or scale != "none"):
-        buys.append(Lambda(tau=tau))
+    rule = base._unless_bought(step)
+    validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
+    buys = _bought(scale, step, features or 0, functions, level, targets, precondition, tau)
     options: dict[str, Any] = {"momentum": momentum, "output": output, "schedule": schedule, "stop": stop}
-    return _PrivateDescent(clip=clip, step=rule, buys=tuple(buys), **options, **budget).build
+    return _PrivateDescent(clip=clip, step=rule, buys=buys, **options, **budget).build
 
 
-_Scales = dict[str, tuple[type[SumPurchase], ...]]
-_BOUGHT: _Scales = {"none": (), "columns": (Columns,), "moments": (Moments,), "shapes": (Shapes, TargetShape)}
-"""What the scales of `dp_gd` buy."""
+def _bought(
+    scale: str,
+    step: object = None,
+    features: int = 0,
+    functions: int = 6,
+    level: int = 6,
+    targets: bool = False,
+    precondition: bool = False,
+    tau: float | None = None,
+) -> tuple[SumPurchase, ...]:
+    """What `dp_gd` buys first, by its arguments."""
+    items, smooth = list[SumPurchase](), scale == "shapes"
+    if smooth:
+        items.append(Shapes(features, functions, level))
+    elif scale != "none":
+        items.append(Columns() if scale == "columns" else Moments())
+    if targets or smooth:
+        items.append(TargetShape(clips=smooth))
+    if precondition:
+        items.append(purchases.ShrunkStatistics() if smooth else Statistics())
+    elif step == "auto" or (step is None and scale != "none"):
+        items.append(Lambda(tau=tau))
+    return tuple(items)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PrivateDescent(_Descent):
+class _PrivateDescent(base._Descent):
     """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
 
     as_published sketch the whole sum as papers 001 and 000 print it
@@ -259,11 +245,11 @@ class _PrivateDescent(_Descent):
     clipped: str = "after"
     micro_batch: int = 1
     moves: Callable[[Binding], Update] | None = None
-    budget: Budget = field(init=False)
+    budget: base.Budget = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        budget = Budget(self.epsilon, self.delta, self.adjacency, self.n)
+        budget = base.Budget(self.epsilon, self.delta, self.adjacency, self.n)
         object.__setattr__(self, "budget", budget.as_published() if self.as_published else budget)
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro_batch)
@@ -286,13 +272,13 @@ class _PrivateDescent(_Descent):
         _check_purchases(self.buys, binding)
         budget, n, groups = self.budget, self.budget.records(binding), None
         drawn = budget.sampler(binding, self.batch_size)
-        sampler: PrivateSampler = drawn
+        sampler: base.PrivateSampler = drawn
         if self.as_published and self.batch_size is not None:
             sampler = FixedSize(self.batch_size, binding.n)
         elif self.micro_batch > 1:
             groups = max(1, round(drawn.divisor(n) / self.micro_batch))
             sampler = replace(drawn, expected=float(groups))  # the mean is over groups
-        rounds, clip = rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
+        rounds, clip = base.rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
         gradient = Charge("gradient", rounds=rounds, share=1 - sum(item.share for item in self.buys), sampler=sampler)
         charges = [*(Charge(item.name, share=item.share) for item in self.buys), gradient]
         if isinstance(clip, AdaptiveClip):
@@ -319,10 +305,10 @@ class _PrivateDescent(_Descent):
             more["before"] = purchases._paid(plan, self.buys, purchases.Terms(n, rounds, clip.init(), plan.mu))
         return self.pipeline(binding, [Stage(sampler, releases, groups=groups)], step, **more)
 
-    def _step(self, binding: Binding, release: Release, sampler: PrivateSampler, rounds: int) -> StepSize:
+    def _step(self, binding: Binding, release: Release, sampler: base.PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
-            return _step_rule(self.step, self.schedule)
+            return base._step_rule(self.step, self.schedule)
         if self.buys:
             return lambda t: 1.0
         n, clip, bound = self.budget.records(binding), release.clipped, release.clipped.init()
@@ -332,9 +318,9 @@ class _PrivateDescent(_Descent):
             if self.clipped == "before":
                 gain = math.sqrt(binding.d / m)
         noise = release.mechanism.number * clip.total(bound) * gain / sampler.divisor(n)
-        return Rule(_diameter_of(binding) / math.hypot(bound, math.sqrt(m) * noise), power=0.5)
+        return Rule(base._diameter_of(binding) / math.hypot(bound, math.sqrt(m) * noise), power=0.5)
 
-    def clipping(self, sampler: PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
+    def clipping(self, sampler: base.PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
         """The clip as its type; that of micro-batches depends on what the sampler looks at."""
         before = self.clipped == "before" or (self.encoder is not None and self.encoder.clips_before)
         if isinstance(self.clip, AdaptiveClip):
@@ -364,9 +350,9 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     evidence="measured: a9a .840 in one pass, all records .764; .846 in 10 passes at epsilon 0.5 (private_tables)",
     shortfall=(0.004, 0.026),
 )
-def _suggest_batches(facts: Facts) -> Choice:
+def _suggest_batches(facts: Facts) -> suggest.Choice:
     """Poisson batches of n / 100."""
-    return _stepped(_sampled_run(facts, facts.the_clip, facts.parameters), {})
+    return suggest._stepped(suggest._sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
 @dp_comp_minibatch.suggest_arguments(
@@ -374,20 +360,20 @@ def _suggest_batches(facts: Facts) -> Choice:
     shortfall=(0.011, 0.05),
     research=True,
 )
-def _sketched_batches(facts: Facts) -> Choice:
+def _sketched_batches(facts: Facts) -> suggest.Choice:
     """Poisson batches, a fresh count-sketch every round."""
-    run = _sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return _sketched(run, "m")
+    run = suggest._sampled_run(facts, facts.the_clip, facts.narrow_size)
+    return suggest._sketched(run, "m")
 
 
 @priv_sgd.suggest_arguments(
     evidence="Theorem 12 (000); measured: lending R2 .439 with 3000 rows and m = 20, on batches .436, in blocks .26",
     shortfall=(0.012, 0.06),
 )
-def _sketched_sums(facts: Facts) -> Choice:
+def _sketched_sums(facts: Facts) -> suggest.Choice:
     """All records, a fresh count-sketch every round."""
-    run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
-    return _sketched(run, "m")
+    run = suggest.full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
+    return suggest._sketched(run, "m")
 
 
 # ---------------------------------------------------------------- what `dp_gd` buys first, by public facts
@@ -398,59 +384,65 @@ def _sketched_sums(facts: Facts) -> Choice:
     evidence="measured (private_tables): a9a .839, IMDB .811 at epsilon 0.5 with 100 rounds",
     shortfall=(0.011, 0.037),
 )
-def _plain(facts: Facts) -> Choice:
+def _plain(facts: Facts) -> suggest.Choice:
     """All records, one public step; nothing is bought."""
-    return _stepped(_plain_run(facts, facts.parameters), {})
+    return suggest._stepped(suggest._plain_run(facts, facts.parameters), {})
 
 
-def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
+def _prepared(facts: Facts, scale: str, solved: bool) -> suggest.Choice:
     """A scale is bought, then the step or, where it is to be solved, X'X."""
     _check(facts, scale, solved)
-    clip, smooth, columns, copied, bought = facts.the_clip, scale == "shapes", facts.d, 0, list(_BOUGHT[scale])
-    arguments: dict[str, object] = {"clip": clip, "scale": scale}
+    clip, smooth, columns, copied, gram = facts.the_clip, scale == "shapes", facts.d, 0, 0.0
+    numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
+    bought: dict[str, Any] = {"scale": scale}
     if smooth:
         columns, functions = facts.smooth_features, 1 if facts.features == "linear" else CONSTANTS.functions
-        arguments |= {"features": columns, "functions": functions, "level": facts.shapes_level}
+        level = 2 + sum(facts.shapes >= enough for enough in CONSTANTS.shapes_levels)  # the finest that stands out
+        bought |= {"features": columns, "functions": functions, "level": level}
         copied = NUMBER * facts.n * columns
     elif scale != "columns" and facts.of_loss.equivariant and not facts.sparse and facts.free:
-        arguments["targets"] = True  # the scale does not bring their distribution
-        bought.append(TargetShape)
+        bought["targets"] = True  # the scale does not bring their distribution
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     if solved:
-        bought.append(Statistics)
-        left = 1 - math.fsum(item.share for item in bought)
-        run = full_run(facts, clip, dims, 100 if smooth else 50, left, len(bought))
+        bought["precondition"] = True
+    elif facts.step is None:
+        bought |= {"step": "auto", "tau": facts.tau}
+    else:
+        bought["step"] = facts.step
+    items = _bought(**bought)
+    looks, left = len(items), 1 - math.fsum(item.share for item in items)
+    if solved:
+        run = suggest.full_run(facts, clip, dims, 100 if smooth else 50, left, looks)
         # standardised rows of norm 1 have X'X / n near I / (d + 1); the last half of the points is averaged,
         # but steps along smooth features average by themselves
         inverse = dims / (facts.of_loss.usual_curvature or facts.smooth)
-        arguments |= {"precondition": True, "output": "last" if smooth else "average"}
         return run.choice(
-            arguments,
+            {"clip": clip, **bought, "output": "last" if smooth else "average"},
             margin_noise=inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2)),
             seconds=facts.seconds(run.rounds, None, dims, facts.gram_seconds),
             memory=facts.memory(None, extra=3 * NUMBER * columns**2 + copied),
         )
-    looks, left, gram = len(bought), 1 - math.fsum(item.share for item in bought), 0.0
-    if facts.step is None:
-        left -= Lambda.share
-        looks += 60  # of Lanczos, where the Gram matrix is too large
-        if min(facts.n, facts.d) <= GRAM_LIMIT:
-            looks, gram = len(bought) + 1, facts.gram_seconds
-            copied += NUMBER * min(facts.n, columns) ** 2
-    run = full_run(facts, clip, dims, _rounds(facts, scale), left, looks)
+    if facts.step is None and min(facts.n, facts.d) <= GRAM_LIMIT:
+        gram = facts.gram_seconds
+        copied += NUMBER * min(facts.n, columns) ** 2
+    elif facts.step is None:
+        looks += 59  # of Lanczos, where the Gram matrix is too large
+    rounds = 200
+    if scale == "none" and (facts.public is None or facts.sparse):  # else rows were scaled by public moments
+        rounds = 400
+    elif scale != "none" and facts.wide:
+        rounds = min(max(round(facts.tau * facts.b / (100 * clip)), 100), 400)
+    run = suggest.full_run(facts, clip, dims, rounds, left, looks)
     if facts.step is not None:
-        margin = walk(run, facts.step)
-        arguments["step"] = facts.step
+        margin = suggest.walk(run, facts.step)
     else:
         # the longest stable step is d times 1.8 / h at most, as the spectrum allows; or what tau allows
-        margin = min(walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / left))
-        arguments |= {"step": "auto", "tau": facts.tau}
-    numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
-    output, noise = "last", AVERAGED["last"]
+        margin = min(suggest.walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / left))
+    output, noise = "last", suggest.AVERAGED["last"]
     if numbers and not facts.sparse and (scale != "none" or facts.public is not None):
-        output, noise = "average", AVERAGED["tail"]
+        output, noise = "average", suggest.AVERAGED["tail"]
     return run.choice(
-        {**arguments, "output": output},
+        {"clip": clip, **bought, "output": output},
         margin_noise=margin * noise,
         seconds=facts.seconds(run.rounds + looks, None, dims, gram),
         memory=facts.memory(None, extra=copied),
@@ -461,23 +453,24 @@ def _check(facts: Facts, scale: str, solved: bool) -> None:
     """Refuse facts that this preparation is not for."""
     scaled, kept = scale != "none", facts.scale == "auto" or facts.constraint is not None
     meant = "a set or a penalty is about the coefficients as they are: columns are not rescaled"
-    require(facts.free or not (scaled and kept), meant)
-    require(facts.scale != "none" or not scaled or facts.public is None, "columns were scaled by public rows")
-    require(facts.scale in ("auto", scale), f"scale={facts.scale!r} was asked for")
-    require(scale != "shapes" or not facts.sparse, "smooth features are for dense rows")
+    suggest.require(facts.free or not (scaled and kept), meant)
+    suggest.require(facts.scale != "none" or not scaled or facts.public is None, "columns were scaled by public rows")
+    suggest.require(facts.scale in ("auto", scale), f"scale={facts.scale!r} was asked for")
+    suggest.require(scale != "shapes" or not facts.sparse, "smooth features are for dense rows")
     centred = scale == "moments" and facts.sparse and facts.d > SMALL
-    require(not centred, f"CSR rows of more than {SMALL} columns are not centred")
+    suggest.require(not centred, f"CSR rows of more than {SMALL} columns are not centred")
     if solved:
         why = _unsolvable(facts, scale)
-        require(not why, why)
-        require(facts.step is None, "preconditioned steps have length 1: leave step out")
+        suggest.require(not why, why)
+        suggest.require(facts.step is None, "preconditioned steps have length 1: leave step out")
 
 
 def _unsolvable(facts: Facts, scale: str) -> str:
     """Why X'X is not bought, where it is not."""
     columns, least = facts.d, CONSTANTS.statistics_b * facts.d**2
     if scale == "shapes":
-        columns, least = facts.smooth_features, facts.smooth_statistics
+        columns, (of_columns, of_features) = facts.smooth_features, CONSTANTS.shapes_statistics_b
+        least = max(of_columns * facts.d**2, of_features * columns**2)  # words have little of X'X each
     if not facts.free:
         return "preconditioned steps have no proximal map: leave out the set and the penalty"
     if facts.of_loss.curvature is None or facts.outputs > 1:
@@ -487,15 +480,6 @@ def _unsolvable(facts: Facts, scale: str) -> str:
     if facts.b < least:
         return f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}"
     return ""
-
-
-def _rounds(facts: Facts, scale: str) -> int:
-    """T of the bought step."""
-    if scale == "none" and (facts.public is None or facts.sparse):  # else rows were scaled by public moments
-        return 400
-    if scale != "none" and facts.wide:
-        return min(max(round(facts.tau * facts.b / (100 * facts.the_clip)), 100), 400)
-    return 200
 
 
 _MEASURED = {

@@ -29,6 +29,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import as_matrix
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline
+from isthmus.privacy import Charge, Poisson
 from isthmus.sets import ConvexSet, Subspace
 
 
@@ -206,27 +207,24 @@ def _full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:
     return facts.rounds or int(min(wanted, most))
 
 
-def _batch_of(facts: Facts) -> int:
-    """The expected size of a Poisson batch: the caller's, else a hundredth of the records."""
-    return facts.batch_size or max(1, facts.n // 100)
-
-
 def _sampled_rounds(facts: Facts, batch_size: int, passes: float) -> int:
     """Rounds on batches: the caller's, or as wanted, within the allowed passes."""
     return facts.rounds or int(min(CONSTANTS.sampled_rounds, max(1, passes * facts.n / batch_size)))
 
 
 def _sampled_run(facts: Facts, clip: float, dims: int) -> Run:
-    """Poisson batches with the shared calibration."""
-    batch = _batch_of(facts)
+    """Poisson batches, of a hundredth of the records unless the caller says otherwise."""
+    batch = facts.batch_size or max(1, facts.n // 100)
     rounds = _sampled_rounds(facts, batch, facts.passes)
-    return Run(facts, rounds, batch, clip, facts.poisson_multiplier(batch / facts.n, rounds), dims)
+    numbers = facts.split(Charge("gradient", rounds=rounds, sampler=Poisson(batch / facts.n)))
+    return Run(facts, rounds, batch, clip, numbers["gradient"], dims)
 
 
 def full_run(facts: Facts, clip: float, dims: int, wanted: int, share: float = 1.0, looks: int = 0) -> Run:
     """All records every round; the step's share of the budget where something else is bought, in so many looks."""
     rounds = _full_rounds(facts, wanted, looks)
-    return Run(facts, rounds, None, clip, facts.full_multiplier(rounds, share), dims, looks)
+    multiplier = math.sqrt(rounds / (share * (1 - facts.before))) / facts.mu  # exact for Gaussian releases
+    return Run(facts, rounds, None, clip, multiplier, dims, looks)
 
 
 def _free_run(facts: Facts, dims: int, sampled: bool) -> Run:

@@ -16,7 +16,7 @@ from isthmus.base import validate
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.privacy import FixedSize, Gaussian, Laplace, NoisyMax, SecretSource, Source, TopK, epsilon_of
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.sampling import Sampler, rate_of
+from isthmus.privacy.sampling import rate_of
 
 _BATCH = 1 << 21
 """Numbers drawn at once."""
@@ -113,8 +113,10 @@ def attack(
         low, high = clopper_pearson(hits, trials, sure)[0], clopper_pearson(alarms, trials, sure)[1]
         return ndtri(low) - ndtri(high)
 
-    curve = None
-    if _all_gaussian(pipe, pair.t):
+    curve, stages = None, [stage for stage in pipe.stages if stage.private and pair.t % stage.every == 0]
+    mechanisms = [_inner(release.mechanism) for stage in stages for release in stage.releases]
+    full = all(rate_of(stage.sampler) == 1 for stage in stages)
+    if full and all(isinstance(mechanism, Gaussian) for mechanism in mechanisms):
         middle, curve = np.median(np.concatenate([left[:half], right[:half]])), 0.0
         mu = _judged(separation, left[half:], right[half:], 1.0, middle)
         if mu > 0:
@@ -131,14 +133,6 @@ def scores(pipe: Pipeline, pair: Pair, draws: int, noise: Source | None = None) 
     both = [sum((game.scores(side, draws, noise) for game in games), torch.zeros(draws)) for side in (0, 1)]
     left, right = (side.double().round(decimals=9).numpy() for side in both)  # equal outcomes have equal scores
     return left, right
-
-
-def _all_gaussian(pipe: Pipeline, t: int) -> bool:
-    """Whether everything a round releases is Gaussian and nothing is sampled."""
-    stages = [stage for stage in pipe.stages if stage.private and t % stage.every == 0]
-    releases = [release for stage in stages for release in stage.releases]
-    full = all(rate_of(stage.sampler) == 1 for stage in stages)
-    return full and all(isinstance(_inner(release.mechanism), Gaussian) for release in releases)
 
 
 def _chosen(measure: _Measure, left: _Array, right: _Array) -> tuple[float, float]:
@@ -170,7 +164,11 @@ class _Game:
     def __init__(self, probe: Probe, stage: Stage, pair: Pair) -> None:
         self.rate = rate_of(stage.sampler)
         self.releases = {slot: release for release, slot in stage.slots}
-        members, absent = _samples(stage.sampler, pair)
+        # the records of a sample with, and of one without, the record that differs (which comes last)
+        members, absent = None, torch.arange(pair.n - 1)
+        if isinstance(stage.sampler, FixedSize) and stage.sampler.batch_size < pair.n:
+            absent = torch.arange(stage.sampler.batch_size)
+            members = torch.cat([absent[:-1], torch.tensor([pair.n - 1])])
         self.cases: list[tuple[Values, Values]] = []
         for left in (True, False):
             records = pair.records(left)
@@ -178,18 +176,14 @@ class _Game:
             if left or pair.right is not None:
                 inside = probe.values(stage, records, members)
             self.cases.append((inside, outside))
-        for slot, release in self.releases.items():
-            if _adds_noise(release):
-                self._keep_what_differs(slot)
-
-    def _keep_what_differs(self, slot: str) -> None:
-        """Independent noise on coordinates that are equal in all cases says nothing: it is not drawn."""
         cases = [values for both in self.cases for values in both]
-        flat = torch.stack([case[slot].value.double().reshape(-1) for case in cases])
-        differs = (flat != flat[0]).any(0)
-        differs[0] |= ~differs.any()
-        for case, value in zip(cases, flat, strict=True):
-            case[slot] = ClippedSum(value[differs], case[slot].ord, case[slot].bound)
+        for slot, release in self.releases.items():
+            if _adds_noise(release):  # that of coordinates which are equal in all cases says nothing: it is not drawn
+                flat = torch.stack([case[slot].value.double().reshape(-1) for case in cases])
+                differs = (flat != flat[0]).any(0)
+                differs[0] |= ~differs.any()
+                for case, value in zip(cases, flat, strict=True):
+                    case[slot] = ClippedSum(value[differs], case[slot].ord, case[slot].bound)
 
     def scores(self, side: int, draws: int, noise: Source) -> Tensor:
         """The log-likelihood ratio (left over right) of `draws` releases under one of the datasets."""
@@ -216,14 +210,6 @@ class _Game:
         if self.rate == 1:
             return within.sum(0)
         return torch.logaddexp(within.sum(0) + np.log(self.rate), without.sum(0) + np.log1p(-self.rate))
-
-
-def _samples(sampler: Sampler, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
-    """The records of a sample with, and of one without, the record that differs (which comes last)."""
-    if not isinstance(sampler, FixedSize) or sampler.batch_size == pair.n:
-        return None, torch.arange(pair.n - 1)
-    size = sampler.batch_size
-    return torch.cat([torch.arange(size - 1), torch.tensor([pair.n - 1])]), torch.arange(size)
 
 
 def _adds_noise(release: Release) -> bool:

@@ -37,7 +37,6 @@ from typing import Any, TypeVar
 import numpy as np
 import scipy.sparse as sp
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import randomness, secret, storage, validate
@@ -223,7 +222,14 @@ def _watched(run: Callable[[Data], object], data: Data, tape: _Tape) -> None:
             tape.facts |= _facts_of({f"line {k}": line for k, line in enumerate(lines, 1)}, name)
         for number, warning in enumerate(warned, 1):
             tape.facts[f"warning {number}"] = f"{warning.category.__name__}: {warning.message}"
-        tape.facts |= _facts_of_folder(folder) | _facts_of(result)
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_dir():
+                tape.facts[f"folder {name}"] = "here"
+            else:
+                tape.facts[f"file {name}"] = "here"
+                tape.facts |= dict(_contents(f"contents of {name}", path.read_bytes()))
+        tape.facts |= _facts_of(result)
 
 
 # ---------------------------------------------------------------- which record differs
@@ -400,9 +406,13 @@ class _Tape:
         name = f"{kind} {self._numbers[kind]}"
         size = self.sizes.setdefault(name, n)
         drawn = draw(generator, size)
-        own = self._coin
+        own: float = _OUT
         if not forced:
             own = draw(generator, 1)[0]
+        elif self.place.both and not self.present:
+            own = _NEVER
+        elif self.takes_part:
+            own = _IN
         longer = max(n, size)
         at = where(longer)
         if abs(n - size) == 1 and at is None:
@@ -418,15 +428,6 @@ class _Tape:
             drawn[at] = own
         return drawn
 
-    @property
-    def _coin(self) -> float:
-        """Of the record that differs."""
-        if self.place.both and not self.present:
-            return _NEVER
-        if self.takes_part:
-            return _IN
-        return _OUT
-
     # ------------------------------------------------------------ releases
 
     def answer(self, name: str, handed: Handed, make: Callable[[], Tensor]) -> Tensor:
@@ -435,13 +436,17 @@ class _Tape:
         told_of = f"release {self.count + 1} ({name})"
         self.facts |= {f"{told_of}: norm": handed.ord, f"{told_of}: bound": handed.bound}
         self.facts |= {f"{told_of}: shape": tuple(value.shape), f"{told_of}: dtype": str(handed.dtype or value.dtype)}
-        before = None
-        if not self.first and self.count < len(self.kept) and self.kept[self.count][0].shape == value.shape:
-            before = self.kept[self.count]
-        self.count += 1
-        if before is not None:
-            self.moved.append(self._movement(told_of, _distance(before[0], value, handed.ord), handed.bound))
-            return before[1].clone()
+        place, self.count = self.count, self.count + 1
+        if not self.first and place < len(self.kept) and self.kept[place][0].shape == value.shape:
+            before, released = self.kept[place]
+            moved, bound = _distance(before, value, handed.ord), handed.bound * (1 + (self.place.more == 0))
+            ratio = math.inf
+            if moved == 0:
+                ratio = 0.0
+            elif math.isfinite(bound):
+                ratio = moved / bound
+            self.moved.append(ReplayedRelease(told_of, moved, bound, ratio))
+            return released.clone()
         self._noising = True
         try:
             made = make()
@@ -452,16 +457,6 @@ class _Tape:
         else:
             self.moved.append(ReplayedRelease(told_of, math.inf, handed.bound, math.inf))
         return made
-
-    def _movement(self, name: str, moved: float, bound: float) -> ReplayedRelease:
-        ratio = math.inf
-        if self.place.more == 0:
-            bound *= 2
-        if moved == 0:
-            ratio = 0.0
-        elif math.isfinite(bound):
-            ratio = moved / bound
-        return ReplayedRelease(name, moved, bound, ratio)
 
 
 def _distance(one: Tensor, other: Tensor, ord: float) -> float:
@@ -523,7 +518,10 @@ def _opened(item: object) -> tuple[object, _Parts]:
     if isinstance(item, _PLAIN):
         return item, []
     if isinstance(item, Tensor):
-        return _array(item), []
+        numbers = item.detach().cpu().to_dense()
+        if numbers.dtype is torch.bfloat16:  # which numpy does not have
+            numbers = numbers.to(torch.float64)
+        return numbers.numpy().copy(), []
     if isinstance(item, np.ndarray):
         if item.dtype == object:
             return f"array of {item.shape}", [(f"[{i}]", part) for i, part in enumerate(item.reshape(-1).tolist())]
@@ -543,7 +541,12 @@ def _opened(item: object) -> tuple[object, _Parts]:
         return getattr(item, "__qualname__", type(item).__name__), []
     if isinstance(item, nn.Module):
         return type(item).__qualname__, [(f".{k}", v) for k, v in vars(item).items() if k not in _MODULE]
-    return type(item).__qualname__, [(f".{name}", part) for name, part in _attributes(item)]
+    attributes: Mapping[str, object] = {}
+    if hasattr(item, "__dict__"):
+        attributes = vars(item)
+    elif is_dataclass(item):  # with slots
+        attributes = storage.fields_of(item)
+    return type(item).__qualname__, [(f".{name}", part) for name, part in attributes.items()]
 
 
 def _text(text: str) -> tuple[str, _Parts]:
@@ -559,36 +562,6 @@ def _text(text: str) -> tuple[str, _Parts]:
 def _digest(data: bytes) -> str:
     """A short name for many bytes."""
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _attributes(item: object) -> _Parts:
-    if hasattr(item, "__dict__"):
-        return list(vars(item).items())
-    if is_dataclass(item):  # with slots
-        return list(storage.fields_of(item).items())
-    return []
-
-
-def _array(x: Tensor) -> NDArray[Any]:
-    x = x.detach().cpu()
-    if x.layout is not torch.strided:
-        x = x.to_dense()
-    if x.dtype is torch.bfloat16:  # which numpy does not have
-        x = x.to(torch.float64)
-    return x.numpy().copy()
-
-
-def _facts_of_folder(folder: Path) -> Facts:
-    """The names and contents of all files in a folder."""
-    found: Facts = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_dir():
-            found[f"folder {name}"] = "here"
-        else:
-            found[f"file {name}"] = "here"
-            found |= dict(_contents(f"contents of {name}", path.read_bytes()))
-    return found
 
 
 def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:

@@ -2,8 +2,7 @@
 
 | kind | where the rows are |
 |---|---|
-| `FileRows` | a memory-mapped array, a .npy file: read with plain reads, so that no page of it stays with us |
-| `ArrowRows` | Parquet files, a pyarrow dataset (the extra `table`) |
+| `FileRows` | a memory-mapped array, a .npy file; a scratch file with the rows of Parquet files (extra `table`) |
 | `DerivedRows` | another matrix, through a public function of single rows |
 | `ChosenRows` | some rows of another one |
 
@@ -13,16 +12,13 @@ depends on their number and width alone.
 
 from __future__ import annotations
 
-import bisect
+import contextlib
+import mmap
 import os
 import re
 import tempfile
-import threading
-import weakref
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -36,7 +32,7 @@ from isthmus.base.parallel import ahead
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
-    from pyarrow.dataset import Dataset, Fragment
+    from pyarrow.dataset import Dataset
 
 Mapped: TypeAlias = "np.memmap[tuple[int, ...], np.dtype[np.generic]]"
 Where = slice | Tensor
@@ -91,7 +87,7 @@ class Streamed(View):
     def check_finite(self, name: str) -> None:
         """Refuse NaN and infinite entries: one pass, once."""
         if not self._finite:
-            bad = sum(self.over(_not_finite))
+            bad = sum(self.over(lambda x: 0 if bool(x.sum().isfinite()) else int((~x.isfinite()).sum())))
             if bad:
                 raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
             self._finite = True
@@ -103,8 +99,7 @@ class Streamed(View):
 class FileRows(Streamed):
     """A 2-d array in a file, memory-mapped by NumPy: `numpy.load(path, mmap_mode="r")` or `numpy.memmap`.
 
-    Rows that lie one after the other are read by plain reads: what a mapping touches would count as this process's
-    memory.  Others, and those of a copy-on-write mapping, are copied from the mapping.
+    Rows are copied from the mapping, whose pages are given back at once: they would count as this process's memory.
 
     >>> import tempfile, pathlib
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -122,40 +117,27 @@ class FileRows(Streamed):
         self._kept, self.dtype = "float64", torch.float64
         if array.dtype in (np.float32, np.float16):
             self._kept, self.dtype = "float32", torch.float32
-        self._start, self._file = _file_offset(array), None
-        if self._start is not None:
-            self._file = os.open(str(_mapping(array).filename), os.O_RDONLY)
-            weakref.finalize(self, os.close, self._file)
-            self._seen = _stamp(self._file)
-            if not self._is_the_mapped_one():
-                self._start = None  # the name belongs to another file by now: the mapping has the rows
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base  # type: ignore[assignment]
+        self._mapping, self._path, self._pages = root, root.filename, root.base
+        self._seen = self._stamp()
 
     def read(self, lo: int, hi: int) -> Tensor:
         """The rows lo, ..., hi - 1, in memory of their own."""
-        return torch.from_numpy(np.ascontiguousarray(self._raw(lo, hi), dtype=self._kept))
-
-    def _raw(self, lo: int, hi: int) -> np.ndarray:
-        if self._start is None or self._file is None or hi <= lo:
-            return np.array(self.array[lo:hi])
-        name = str(_mapping(self.array).filename)
         remedy = "open the file again: it was written to since it was opened, so what was checked no longer holds"
-        validate.check(_stamp(self._file) == self._seen, "X", name, remedy)
-        rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
-        view, filled = memoryview(rows.data).cast("B"), 0
-        while filled < len(view):
-            count = os.preadv(self._file, [view[filled:]], self._start + lo * self.array.strides[0] + filled)
-            validate.check(count > 0, "X", name, "open the file again: it has become shorter")
-            filled += count
-        return rows
+        validate.check(self._stamp() == self._seen, "X", str(self._path), remedy)
+        rows = np.array(self.array[lo:hi], dtype=self._kept, order="C")
+        if self._mapping.mode != "c" and isinstance(self._pages, mmap.mmap) and os.name != "nt":
+            self._pages.madvise(mmap.MADV_DONTNEED)  # of a copy-on-write mapping this would drop what was written
+        return torch.from_numpy(rows)
 
-    def _is_the_mapped_one(self) -> bool:
-        """Whether the file under the name is the one that is mapped, by its first and last row."""
-        n = self.shape[0]
-        ends = [(lo, lo + 1) for lo in {0, n - 1} if 0 <= lo < n]
-        try:
-            return all(self._raw(*span).tobytes() == np.array(self.array[slice(*span)]).tobytes() for span in ends)
-        except validate.InvalidInput:
-            return False
+    def _stamp(self) -> tuple[int, int] | None:
+        """Size of the file and when it was last written to; None for a scratch file, which has no name."""
+        with contextlib.suppress(FileNotFoundError, TypeError):
+            status = os.stat(self._path)  # type: ignore[arg-type]
+            return status.st_size, status.st_mtime_ns
+        return None
 
     def __getstate__(self) -> NoReturn:
         remedy = "open the file in the process that reads it: rows of a file are not sent between processes"
@@ -202,43 +184,17 @@ class ChosenRows(Streamed):
         return self.source.take(self.index[index])
 
 
-def _not_finite(x: Tensor) -> int:
-    """How many entries are NaN or infinite."""
-    return 0 if bool(x.sum().isfinite()) else int((~x.isfinite()).sum())
-
-
-def _stamp(file: int) -> tuple[int, int]:
-    """Size of a file and when it was last written to."""
-    status = os.fstat(file)
-    return status.st_size, status.st_mtime_ns
-
-
-def _mapping(array: np.ndarray) -> Mapped:
-    """The mapping, or the array, that a mapped array is a view of."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array  # type: ignore[return-value]
-
-
-def _file_offset(array: Mapped) -> int | None:
-    """Where in its file the rows of a mapped array begin; None where they do not lie there one after the other."""
-    root = _mapping(array)
-    plain = isinstance(root, np.memmap) and root.mode != "c" and root.filename is not None
-    together = array.flags.c_contiguous and array.dtype.isnative
-    if not plain or not together or os.name == "nt":  # which has no preadv
-        return None
-    inside = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    return int(root.offset) + int(inside)
-
-
-def kept_on_disk(x: Streamed) -> FileRows:
-    """The same rows in a file without a name: made once where reading them is dear, gone with the process."""
+def kept_on_disk(parts: Iterable[np.ndarray], columns: int, kind: str = "float64") -> FileRows:
+    """Rows that come in parts, in a file without a name that is gone with the process: making them again is dear."""
+    count = 0
     with tempfile.NamedTemporaryFile(suffix=".rows") as file:
-        for _, _, rows in x.chunks():
-            file.write(np.ascontiguousarray(rows.numpy()).data)
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype=kind).data)
+            count += len(part)
+        file.write(b"\0")  # no rows at all could not be mapped
         file.flush()
-        kind = str(x.dtype).removeprefix("torch.")
-        return FileRows(np.memmap(file.name, dtype=kind, mode="r", shape=x.shape))
+        rows = np.memmap(file.name, dtype=kind, mode="r", shape=(count, columns))
+    return FileRows(rows)
 
 
 def dense_parts(x: Matrix) -> Iterator[Tensor]:
@@ -255,135 +211,63 @@ _NUMBERS = ("int", "uint", "float", "double", "bool", "half")
 """How pyarrow's names of the types of numbers begin."""
 
 
-class ArrowTable:
-    """The row groups of a pyarrow dataset of Parquet files, and which rows each of them has.
+def tables_of(dataset: Dataset, columns: Sequence[str], rows: int = 1 << 16) -> Iterator[Table]:
+    """Some columns of a dataset of Parquet files as pyarrow tables of so many rows, in order; the first has none.
 
-    Row groups are often large.  They are read forward, a few rows at a time with buffered reads, and never held whole;
-    rows that were passed by on the way are kept for a moment, as several threads ask for the slices of a pass.
+    Row groups are often large: they are read with a small buffer, and never held whole.
     """
+    import pyarrow
+    from pyarrow import parquet
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-        names = column_names(dataset.schema)
-        twice = sorted({name for name in names if names.count(name) > 1})
-        validate.check(not twice, "X", f"columns {twice}", "rename these columns: each name may occur once")
-        self.names = names
-        groups = ((piece, group) for piece in dataset.get_fragments() for group in _groups(piece))
-        self.groups = [(piece, group.id, group.num_rows) for piece, group in groups]
-        self.starts = list(accumulate((rows for _, _, rows in self.groups), initial=0))
-        self.n = self.starts[-1]
-        self._readers: dict[tuple[str, ...], _Reader] = {}
-        self._lock = threading.Lock()
-
-    def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Table:
-        """The rows lo, ..., hi - 1 of some columns, as a pyarrow table; about `step` rows are decoded at a time."""
-        import pyarrow
-
-        pieces = [pyarrow.schema([self.dataset.schema.field(name) for name in columns]).empty_table()]
-        with self._lock:
-            reader = self._readers.setdefault(tuple(columns), _Reader(self, tuple(columns)))
-            pieces += reader.rows(lo, hi, step)
-        return pyarrow.concat_tables(pieces, promote_options="permissive")
-
-    def column(self, name: str) -> np.ndarray:
-        """A whole column, as numpy has it."""
-        values: np.ndarray = self.table(0, self.n, [name]).column(0).to_numpy()
-        return values
+    names = list(columns)
+    yield pyarrow.schema([dataset.schema.field(name) for name in names]).empty_table()
+    for piece in dataset.get_fragments():
+        try:
+            groups = [group.id for group in piece.row_groups]
+        except AttributeError:
+            validate.refuse("X", str(piece), "give a dataset of Parquet files")
+        file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        remedy = f"give files with the same columns: {piece.path} does not have these"
+        validate.check(not missing, "X", f"columns {missing}", remedy)
+        for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=names):
+            yield pyarrow.Table.from_batches([batch]).select(names)
 
 
-class _Reader:
-    """Where the reading of some columns stands: the next row that is decoded, and what was passed by."""
+def _rows_of(dataset: Dataset, target: str | None) -> tuple[FileRows, np.ndarray | None]:
+    """The columns of numbers of a dataset but the target, in a scratch file, and the target; nulls become NaN."""
+    import pyarrow
 
-    def __init__(self, table: ArrowTable, columns: tuple[str, ...]) -> None:
-        self.table, self.columns, self.next, self.batches = table, columns, -1, iter(())
-        self.passed: deque[tuple[int, Table]] = deque(maxlen=8)
+    names = column_names(dataset.schema)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    validate.check(not twice, "X", f"columns {twice}", "rename these columns: each name may occur once")
+    values = None
+    if target is not None:
+        validate.check(target in names, "y", target, f"name a column of the table, which has {names[:20]}")
+        column = pyarrow.concat_tables(tables_of(dataset, [target]), promote_options="permissive").column(0)
+        names, values = [name for name in names if name != target], column.to_numpy()
+    kinds = {name: str(dataset.schema.field(name).type) for name in names}
+    others = [name for name, stored in kinds.items() if not stored.startswith(_NUMBERS)]
+    remedy = "leave them out, or encode them (isthmus train, TableEncoder): they do not hold numbers"
+    validate.check(not others, "X", f"columns {others}", remedy)
+    validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
+    kind = "float64"
+    if set(kinds.values()) <= {"float", "halffloat"}:
+        kind = "float32"
+    wide = pyarrow.from_numpy_dtype(kind)
 
-    def rows(self, lo: int, hi: int, step: int) -> list[Table]:
-        """The rows lo, ..., hi - 1, as tables."""
-        pieces = []
-        for begin, table in self.passed:
-            if begin <= lo < begin + table.num_rows:
-                pieces.append(table.slice(lo - begin, hi - lo))
-                lo += pieces[-1].num_rows
-        group = bisect.bisect_right(self.table.starts, lo) - 1
-        if lo < hi and not self.table.starts[group] <= self.next <= lo:
-            self.next, self.batches = self.table.starts[group], self._decoded(group, step)
-            self.passed.clear()
-        while self.next < hi and lo < hi:
-            table = next(self.batches)
-            begin, self.next = self.next, self.next + table.num_rows
-            self.passed.append((begin, table))
-            if self.next > lo:
-                pieces.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
-        return pieces
+    def parts() -> Iterator[np.ndarray]:
+        for table in tables_of(dataset, names, (1 << 23) // len(names) + 1):
+            yield np.column_stack([column.cast(wide, safe=False).to_numpy() for column in table.columns])
 
-    def _decoded(self, group: int, step: int) -> Iterator[Table]:
-        """Tables of about `step` rows, from a row group on."""
-        import pyarrow
-        from pyarrow import parquet
-
-        columns = list(self.columns)
-        for piece, own, rows in self.table.groups[group:]:
-            file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
-            missing = [name for name in columns if name not in file.schema_arrow.names]
-            remedy = f"give files with the same columns: {piece.path} does not have these"
-            validate.check(not missing, "X", f"columns {missing}", remedy)
-            for batch in file.iter_batches(batch_size=step, row_groups=[own], columns=columns):
-                rows -= batch.num_rows
-                yield pyarrow.Table.from_batches([batch]).select(columns)
-            validate.check(rows == 0, "X", str(piece.path), "open the file again: it has changed since it was opened")
-
-
-class ArrowRows(Streamed):
-    """The columns of a pyarrow dataset but some, as rows of float32 (where all columns are) or float64.
-
-    Nulls are refused like NaN.
-    """
-
-    names: tuple[str, ...]
-
-    def __init__(self, table: ArrowTable, without: Sequence[str] = ()) -> None:
-        names = [name for name in table.names if name not in without]
-        kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
-        others = [name for name, kind in kinds.items() if not kind.startswith(_NUMBERS)]
-        remedy = "leave them out, or encode them (isthmus train, TableEncoder): they do not hold numbers"
-        validate.check(not others, "X", f"columns {others}", remedy)
-        validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
-        self.table, self.names = table, tuple(names)
-        self.dtype = torch.float64
-        if all(kind in ("float", "halffloat") for kind in kinds.values()):
-            self.dtype = torch.float32
-        self.shape = (table.n, len(names))
-
-    def read(self, lo: int, hi: int) -> Tensor:
-        """The rows lo, ..., hi - 1."""
-        import pyarrow
-
-        name = str(self.dtype).removeprefix("torch.")
-        kind = {"float64": pyarrow.float64(), "float32": pyarrow.float32()}[name]
-        piece = self.table.table(lo, hi, self.names, max((hi - lo for lo, hi in self.spans()), default=1))
-        rows = np.empty((hi - lo, self.shape[1]), dtype=name)
-        for place, column in enumerate(piece.columns):
-            rows[:, place] = column.cast(kind, safe=False).to_numpy()  # nulls become NaN
-        return torch.from_numpy(rows)
-
-
-def _groups(piece: Fragment) -> list[Fragment]:
-    """The row groups of one file."""
-    try:
-        return list(piece.row_groups)
-    except AttributeError:
-        validate.refuse("X", str(piece), "give a dataset of Parquet files")
+    rows = kept_on_disk(parts(), len(names), kind)
+    rows.names = tuple(names)
+    return rows, values
 
 
 def column_names(schema: Schema) -> list[str]:
     """The names of a file's columns; the row labels of a frame, which pandas saves under names of its own, are none."""
     return [str(name) for name in schema.names if not re.fullmatch(r"__index_level_\d+__", str(name))]
-
-
-def _is_dataset(x: object) -> bool:
-    """Whether `x` is a pyarrow dataset; pyarrow is not imported to find out."""
-    return any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(x).__mro__)
 
 
 def parquet_dataset(path: str | Path, argument: str = "X") -> Dataset:
@@ -418,10 +302,8 @@ def opened(X: object, y: object = None) -> tuple[object, object]:
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)):
         X = parquet_dataset(X)
-    if _is_dataset(X):
-        table = ArrowTable(X)
+    if any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(X).__mro__):
         if not isinstance(y, str):
-            return ArrowRows(table), y
-        validate.check(y in table.names, "y", y, f"name a column of the table, which has {table.names[:20]}")
-        return ArrowRows(table, without=(y,)), table.column(y)
+            return _rows_of(X, None)[0], y
+        return _rows_of(X, y)
     return X, y

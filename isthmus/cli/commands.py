@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -112,7 +112,8 @@ def _pairs(text: tuple[str, ...], option: str) -> dict[str, str]:
     return by_column
 
 
-def _range(text: str | None, option: str, column: str = "") -> list[str] | None:
+def _range(text: str | None, option: str, column: str = "") -> list[float | str] | None:
+    """Two numbers, or two dates as text."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -120,7 +121,9 @@ def _range(text: str | None, option: str, column: str = "") -> list[str] | None:
         start = column and f"{column}="
         words = f"{option} {start + text!r} is not allowed: write a range as low,high, such as {start}0,100"
         raise click.UsageError(words)
-    return parts
+    with suppress(ValueError):
+        return [float(part) for part in parts]
+    return list(parts)
 
 
 def _words(text: str | None, option: str = "--classes") -> list[str] | None:
@@ -295,7 +298,7 @@ def _options_of(
     named = _pairs(tuple(word for word in bounds if "=" in word), "--bounds")
     for name, text in named.items():
         ends = _range(text, "--bounds", name) or []
-        columns[name] = {"type": "date" if all(map(_DATE.fullmatch, ends)) else "number", "bounds": ends}
+        columns[name] = {"type": "date" if all(_DATE.fullmatch(str(end)) for end in ends) else "number", "bounds": ends}
     for name, count in _pairs(given.pop("hashed"), "--hash").items():
         columns[name] = {"type": "hash", "buckets": int(count) if count.isdecimal() else count}
     for name, form in _pairs(given.pop("date_format"), "--date-format").items():
@@ -316,7 +319,7 @@ def _options_of(
 def _finish(screen: Out, outcome: Outcome) -> None:
     """Say what came out of a run."""
     record = outcome.record
-    model, rounded_up = record.model, _late("report.record").rounded_up
+    model, rounded_up = record.model, _late("base.notebook").rounded_up
     lines = [f"run        {outcome.folder}"]
     lines += [f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s"]
     if record.privacy is not None and record.private:
@@ -512,16 +515,16 @@ def budget(screen: Out, file: str, epsilon: float | None, delta: float | None, *
         ledger = _late("runs.budget").open_shared(file)
     else:
         ledger = _late("privacy").Ledger.open(file, budget=(epsilon, delta), **public)
-    record, limit = _late("report.record"), ledger.budget
+    show, limit = _late("base.notebook"), ledger.budget
     spent, runs = ledger.spent(), _late("runs.budget").spenders(ledger)
     data = {"file": str(file), "dataset": ledger.dataset, "epsilon": limit[0], "delta": limit[1]}
     data |= {"adjacency": ledger.adjacency.value, "spent": spent, "left": ledger.remaining(), "seeded": ledger.seeded}
-    data["runs"] = [vars(run) for run in runs]
+    data["runs"] = runs
     lines = [
         f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
-        f"spent    {record.rounded_up(spent)}",
-        f"left     {record.rounded_down(data['left'])}",
-        *(f"  {run.label:24} epsilon {record.rounded_up(run.epsilon)} alone, {run.began[:19]}" for run in runs),
+        f"spent    {show.rounded_up(spent)}",
+        f"left     {show.rounded_down(data['left'])}",
+        *(f"  {run['label']:24} epsilon {show.rounded_up(run['epsilon'])} alone, {run['began'][:19]}" for run in runs),
     ]
     if ledger.seeded:
         lines.append("NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise")

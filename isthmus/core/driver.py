@@ -43,9 +43,9 @@ from isthmus.gradients.computed import Computed, as_computed
 from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.trial import LoopRecorder, look
-from isthmus.gradients.rows import Rows, Stack, compact
+from isthmus.gradients.rows import Rows, Stack, compact, regrouped, total
 from isthmus.lifts import Lifted
-from isthmus.objectives.module import Layers, captured, merged, unused
+from isthmus.objectives.module import Layers, captured, unused
 from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
 from isthmus.privacy.ledger import RunLedger
 from isthmus.privacy.noise import Source
@@ -248,7 +248,7 @@ class _BackwardAccumulator:
             if factor != 1.0:
                 rows = rows.scaled(factor)
             if groups is not None:
-                rows = rows.regrouped(groups)
+                rows = regrouped(rows, groups)
             return rows
 
         rows, codes, ready = None, {}, {}
@@ -294,7 +294,7 @@ class _BackwardAccumulator:
         present = [piece for piece in pieces if piece is not None]
         if not present:  # a sketch may take nothing of a leaf
             return None
-        rows = merged(name, present)
+        rows = total(present)
         if not self.fast:
             return rows
         computed = as_computed(rows, bound)
@@ -411,8 +411,8 @@ class _GradientWriter:
                 return
 
         def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
-            total = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
-            return total / len(rounds)
+            whole = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
+            return whole / len(rounds)
 
         first = partial(lifted.columns, self.layers.space)
         self.layers.set_gradients(columns)

@@ -46,6 +46,7 @@ from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import private_records
 from isthmus.gradients.rounding import exact_products, kappa
+from isthmus.gradients.rows import regrouped
 from isthmus.lifts import Lift, Lifted, pinv, unbiased
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
@@ -459,7 +460,7 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
                 validate.refuse("micro_batch", stage.groups, f"{remedy}: a micro-batch is clipped whole")
             if keys.noise is None:
                 validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
-            rows = rows.regrouped(keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
+            rows = regrouped(rows, keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
         share = part_of_error(number + 1, number + 1 == len(parts)) * client.share
         return fragment(round, stage, rows, rounding=Rounding(expected, share))
 

@@ -222,7 +222,15 @@ def private_score(
     """
     ranks = Group.of(group)
     with ranks.joined("score"):
-        y = _checked_targets(model, y, ranks)
+        y, classes = np.asarray(y), _classes_of(model)
+        remedy = "give one target for each row, and at least one"
+        validate.check(y.ndim == 1 and sum(ranks.all(len(y))) > 0, "y", tuple(y.shape), remedy)
+        if classes is not None:
+            known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
+            validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
+        else:
+            finite = bool(np.isfinite(y := y.astype(float)).all())
+            validate.require(finite, "y holds targets that are NaN or infinite: leave those rows out")
         n = sum(ranks.all(len(y)))
         if epsilon == math.inf:
             remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
@@ -243,27 +251,16 @@ def private_score(
         return replace(scores, figures=named, privacy=stated, paid=partial_fit_claims.identities(ledger))
 
 
-def _checked_targets(model: Model, y: ArrayLike, ranks: Group) -> np.ndarray:
-    """The targets, refused where they are none of the model's; a rank may have none."""
-    y = np.asarray(y)
-    some = y.ndim == 1 and sum(ranks.all(len(y))) > 0
-    validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
-    classes = _classes_of(model)
-    if classes is not None:
-        known = bool(np.isin(y, classes).all())  # whose label it is stays unsaid
-        validate.require(known, f"y holds a label that the model does not know: its labels are {classes.tolist()}")
-        return y
-    y = y.astype(float)
-    validate.require(bool(np.isfinite(y).all()), "y holds targets that are NaN or infinite: leave those rows out")
-    return y
-
-
 # ---------------------------------------------------------------- what a number may be shown for
 
 
 def _readable(figure: Figure, rows: int) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
-    least, need = _least(figure), "many more"
+    least, need = _TELLS, "many more"
+    if figure.name in ("log loss", "root mean squared error", "mean absolute error"):
+        least = _RELATIVE * float(figure.value or 0)
+    elif figure.name.startswith(("recall", "precision", "R2")):
+        least = _ROUGHLY
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
     if not math.isfinite(figure.noise):
@@ -271,15 +268,6 @@ def _readable(figure: Figure, rows: int) -> Figure:
     elif least > 0:
         need = _rows_needed(rows, figure.noise, least)
     return replace(figure, value=None, baseline=None, note=_too_few(figure.noise, need))
-
-
-def _least(figure: Figure) -> float:
-    """The noise up to which a figure tells something."""
-    if figure.name in ("log loss", "root mean squared error", "mean absolute error"):
-        return _RELATIVE * float(figure.value or 0)
-    if figure.name.startswith(("recall", "precision", "R2")):
-        return _ROUGHLY
-    return _TELLS
 
 
 def _too_few(noise: float, need: str) -> str:
@@ -310,7 +298,14 @@ def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y, classes = np.asarray(y), _classes_of(model)
     if classes is None:
-        return _exact_errors(_predictions(model, X).astype(float), y.astype(float), on), []
+        predicted, y = _predictions(model, X).astype(float), y.astype(float)
+        squares, spread, r2 = float(np.mean((predicted - y) ** 2)), float(np.var(y)), None
+        errors, away = (float(np.mean(np.abs(y - from_))) for from_ in (predicted, y.mean()))
+        if spread > 0:
+            r2 = 1 - squares / spread
+        of_numbers = {"R2": (r2, 0.0), "root mean squared error": (math.sqrt(squares), math.sqrt(spread))}
+        of_numbers["mean absolute error"] = errors, away
+        return [Figure(name, value, on, 0.0, base, _MEAN) for name, (value, base) in of_numbers.items()], []
     said, curves = _Answers(model, classes, X, y), list[ShownCurve]()
     true, two = said.true, len(classes) == 2
     confusion = np.zeros((len(classes), len(classes)))
@@ -359,19 +354,6 @@ class _Answers:
             self.margins = top - np.log(-np.expm1(top))
             if k == 2:
                 self.margins = self.logs[:, 1] - self.logs[:, 0]
-
-
-def _exact_errors(predicted: np.ndarray, y: np.ndarray, on: str) -> list[Figure]:
-    """R2, root mean squared and mean absolute error of predictions, beside those of the mean of these rows."""
-    errors, spread, r2 = float(np.mean((predicted - y) ** 2)), float(np.var(y)), None
-    away = float(np.mean(np.abs(y - y.mean())))
-    if spread > 0:
-        r2 = 1 - errors / spread
-    return [
-        Figure("R2", r2, on, 0.0, 0.0, _MEAN),
-        Figure("root mean squared error", math.sqrt(errors), on, 0.0, math.sqrt(spread), _MEAN),
-        Figure("mean absolute error", float(np.mean(np.abs(predicted - y))), on, 0.0, away, _MEAN),
-    ]
 
 
 def _predictions(model: Model, X: object) -> np.ndarray:
@@ -431,15 +413,8 @@ def _labels(model: Model, classes: np.ndarray, X: object, y: np.ndarray, looks: 
             bins.append(_LOSSES.of(-said.logs[np.arange(len(y)), said.true]))
             widths.append(_LOSSES.cells)
         cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(*widths, _LOSSES.cells), shares[FIGURES])
+    # figures and curves from the noisy counts: post-processing
     counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=True)]
-    return _derived(counts, noise, n, classes, groups, said.logs is not None)
-
-
-def _derived(
-    counts: list[np.ndarray], noise: float, n: int, classes: np.ndarray, groups: _Groups | None, sure: bool
-) -> Scores:
-    """Figures and curves from the noisy counts: post-processing."""
-    k = len(classes)
     confusion = counts[0].reshape(k, k)
     derived, curves = _confusion_figures(confusion, classes, noise), list[ShownCurve]()
     if groups is not None:
@@ -449,7 +424,7 @@ def _derived(
             derived[0] = replace(derived[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
         if k == 2:
             derived.append(_auc_figure(scores, noise))
-        if sure:
+        if said.logs is not None:
             told, losses, actual = counts[-1], _LOSSES.middles, confusion.sum(1)
             if k == 2:
                 signs = np.array([[1.0], [-1.0]])
@@ -598,14 +573,33 @@ def _numbers(model: Model, X: object, y: np.ndarray, looks: Looks, bounds: tuple
     predicted = _predictions(model, _some(model, X, y)).astype(float)[: len(y)]
     with looks.announced({RANGES: _FIRST, FIGURES: 1 - _FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
-            away, place = np.abs(predicted - y) / half, (y - middle) / half
-        cells = np.stack([_ERRORS.of(away), _TARGETS.of(place)], axis=1)
+            distances, places = np.abs(predicted - y) / half, (y - middle) / half
+        cells = np.stack([_ERRORS.of(distances), _TARGETS.of(places)], axis=1)
         counts, _ = looks.counts(RANGES, cells, _TARGETS.cells, _FIRST)
         mean = looks.noise(math.sqrt(5), 1 - _FIRST) / n
-        scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
+        scale = _scale(counts[0][: _ERRORS.cells], counts[1], n, noise, mean)
+        scale = _Scale(scale.error * half, middle + scale.centre * half, scale.width * half)  # in the units of y
         terms = scale.terms(predicted, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - _FIRST)
-    return Scores(tuple(_error_figures(sums, n, noise, scale)))
+    part, square, place, place2, away = (float(total) / n for total in sums)
+    sd, note, of_root = noise / n, scale.words(), math.inf
+    errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
+    noisy = sd * math.hypot(1, 2 * place) * scale.width**2
+    r2 = Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2))
+    if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
+        ratio = errors / spread
+        deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
+        r2 = Figure("R2", 1 - ratio, "", deviation, 0.0, _MEAN, note)
+    root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
+    if root > 0:
+        of_root = sd * scale.error**2 / (2 * root)
+    size, without, than = max(part, 0.0) * scale.error, max(away, 0.0) * scale.width, f"always {scale.centre:.4g}"
+    figures = [
+        r2,
+        Figure("root mean squared error", root, "", of_root, base, _MEAN, note),
+        Figure("mean absolute error", size, "", sd * scale.error, without, than, note),
+    ]
+    return Scores(tuple(_readable(figure, n) for figure in figures))
 
 
 def _stands(noise: float, cells: int) -> float:
@@ -662,29 +656,6 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
     return best
 
 
-def _error_figures(sums: np.ndarray, n: int, noise: float, scale: _Scale) -> list[Figure]:
-    """R2, root mean squared and mean absolute error from the noisy sums of `_Scale.terms`."""
-    part, square, place, place2, away = (float(total) / n for total in sums)
-    sd, note, half = noise / n, scale.words(), math.inf
-    errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
-    noisy = sd * math.hypot(1, 2 * place) * scale.width**2
-    r2 = Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2))
-    if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
-        ratio = errors / spread
-        deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        r2 = Figure("R2", 1 - ratio, "", deviation, 0.0, _MEAN, note)
-    root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
-    if root > 0:
-        half = sd * scale.error**2 / (2 * root)
-    size, without, than = max(part, 0.0) * scale.error, max(away, 0.0) * scale.width, f"always {scale.centre:.4g}"
-    figures = [
-        r2,
-        Figure("root mean squared error", root, "", half, base, _MEAN, note),
-        Figure("mean absolute error", size, "", sd * scale.error, without, than, note),
-    ]
-    return [_readable(figure, n) for figure in figures]
-
-
 @dataclass(frozen=True)
 class _Scale:
     """Public numbers that errors and targets are clipped to: |e| <= error, |y - centre| <= width."""
@@ -699,10 +670,6 @@ class _Scale:
             errors = np.nan_to_num(np.minimum(np.abs(predicted - y) / self.error, 1.0), nan=1.0)
         u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
         return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
-
-    def stretched(self, middle: float, half: float) -> _Scale:
-        """The same in the units of y, whose range is middle +- half."""
-        return _Scale(self.error * half, middle + self.centre * half, self.width * half)
 
     def words(self) -> str:
         """What was clipped."""

@@ -15,16 +15,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import numpy as np
+from sklearn import compose, frozen, impute, random_projection
+from sklearn import kernel_approximation as kernels
 from sklearn import preprocessing as pre
 from sklearn.base import BaseEstimator
-from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
-from sklearn.feature_extraction import FeatureHasher
-from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer, TfidfTransformer, TfidfVectorizer
-from sklearn.frozen import FrozenEstimator
-from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.kernel_approximation import AdditiveChi2Sampler, PolynomialCountSketch, RBFSampler, SkewedChi2Sampler
+from sklearn.feature_extraction import FeatureHasher, text
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
 from isthmus.privacy.leaks import Leak, PrivacyBudgetWarning, leak
 from isthmus.tables.encoder import TableEncoder
@@ -35,31 +31,29 @@ def _elementwise(function: object) -> bool:
     return function is None or isinstance(function, np.ufunc)
 
 
-def _constant(step: BaseEstimator) -> bool:
-    """An imputer that puts a constant everywhere, keeps empty columns, and marks none by what is missing."""
-    return step.strategy == "constant" and step.keep_empty_features and not step.add_indicator
-
-
 def _declared_words(step: BaseEstimator) -> bool:
     """An encoder of given words, none of which is rare or frequent by what the rows hold."""
     return not isinstance(step.categories, str) and step.min_frequency is None and step.max_categories is None
 
 
 _STATELESS: dict[type, Callable[[BaseEstimator], bool]] = {
-    **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures), lambda step: True),
-    **dict.fromkeys((FeatureHasher, HashingVectorizer, FrozenEstimator), lambda step: True),  # frozen: fitted elsewhere
-    **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), lambda step: True),
+    **dict.fromkeys((pre.Binarizer, pre.Normalizer, pre.PolynomialFeatures, text.HashingVectorizer), lambda step: True),
+    **dict.fromkeys((kernels.AdditiveChi2Sampler, kernels.SkewedChi2Sampler, FeatureHasher), lambda step: True),
     **dict.fromkeys((pre.OneHotEncoder, pre.OrdinalEncoder), _declared_words),
-    **dict.fromkeys((GaussianRandomProjection, SparseRandomProjection), lambda step: step.n_components != "auto"),
+    random_projection.GaussianRandomProjection: lambda step: step.n_components != "auto",
+    random_projection.SparseRandomProjection: lambda step: step.n_components != "auto",
+    kernels.PolynomialCountSketch: lambda step: True,
+    kernels.RBFSampler: lambda step: not isinstance(step.gamma, str),
+    frozen.FrozenEstimator: lambda step: True,  # fitted elsewhere
     TableEncoder: lambda step: True,  # it reads names and types of columns, and rows one by one
     pre.FunctionTransformer: lambda step: _elementwise(step.func),
     pre.SplineTransformer: lambda step: not isinstance(step.knots, str),
-    RBFSampler: lambda step: not isinstance(step.gamma, str),
-    SimpleImputer: _constant,
-    MissingIndicator: lambda step: step.features == "all",
-    CountVectorizer: lambda step: step.vocabulary is not None,
-    TfidfVectorizer: lambda step: step.vocabulary is not None and not step.use_idf,
-    TfidfTransformer: lambda step: not step.use_idf,
+    # a constant everywhere, empty columns too, and none is marked by what is missing
+    impute.SimpleImputer: lambda s: s.strategy == "constant" and s.keep_empty_features and not s.add_indicator,
+    impute.MissingIndicator: lambda step: step.features == "all",
+    text.CountVectorizer: lambda step: step.vocabulary is not None,
+    text.TfidfVectorizer: lambda step: step.vocabulary is not None and not step.use_idf,
+    text.TfidfTransformer: lambda step: not step.use_idf,
 }
 
 
@@ -76,10 +70,11 @@ def _learners(step: BaseEstimator | str | None) -> Iterator[str]:
         inner = [part for _, part in step.steps]
     elif isinstance(step, FeatureUnion):
         inner = [part for _, part in step.transformer_list]
-    elif isinstance(step, ColumnTransformer):
+    elif isinstance(step, compose.ColumnTransformer):
         inner = [*(part for _, part, _ in step.transformers), step.remainder]
         for _, _, columns in step.transformers:
-            if callable(columns) and type(columns) is not make_column_selector:  # which looks at names and types
+            # a column selector looks at names and types
+            if callable(columns) and type(columns) is not compose.make_column_selector:
                 yield _name(columns)
     else:
         keeps = _STATELESS.get(type(step))
@@ -123,29 +118,26 @@ def _warn_of_repeated_fits(epsilon: float) -> None:
 
 def _learned_before() -> tuple[Leak, ...]:
     """Warn of whatever may have learned from the rows before this fit; what the statement says of it."""
-    names = dict.fromkeys(name for frame in _frames() for name in _learners_around(frame))  # pipelines may be nested
+    told: dict[str, None] = {}
+    for frame in _frames():  # pipelines may be nested
+        around = frame.f_locals.get("self")
+        if isinstance(around, Pipeline):
+            for name, step in around.steps[:-1]:
+                names = dict.fromkeys(_learners(step))
+                if names:
+                    told[f"the step {name!r} ({', '.join(names)}) before the model"] = None
+        elif isinstance(around, compose.TransformedTargetRegressor):
+            names = dict.fromkeys(_learners(around.transformer))
+            if names or not _elementwise(around.func):
+                told[f"the transformer of the target ({', '.join(names) or 'its function'})"] = None
+        elif isinstance(around, BaseEstimator):
+            kind = type(around)
+            ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
+            if not ours and kind.__module__.split(".")[0] != "sklearn":
+                told[f"{kind.__name__} around the model"] = None  # not known to hand the rows on as they are
     remedy = (
         "scale by bounds=, target_bounds= or public rows, or use steps that look at one row at a time (encoders with "
         "declared words, Normalizer, FunctionTransformer of a numpy ufunc, or FrozenEstimator around one fitted to "
         "public rows)"
     )
-    return tuple(leak(f"what {name} took from the rows was", remedy) for name in names)
-
-
-def _learners_around(frame: FrameType) -> Iterator[str]:
-    """What the estimator that a frame belongs to may hand on of the rows, in words."""
-    around = frame.f_locals.get("self")
-    if isinstance(around, Pipeline):
-        for name, step in around.steps[:-1]:
-            names = dict.fromkeys(_learners(step))
-            if names:
-                yield f"the step {name!r} ({', '.join(names)}) before the model"
-    elif isinstance(around, TransformedTargetRegressor):
-        names = dict.fromkeys(_learners(around.transformer))
-        if names or not _elementwise(around.func):
-            yield f"the transformer of the target ({', '.join(names) or 'its function'})"
-    elif isinstance(around, BaseEstimator):
-        kind = type(around)
-        ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
-        if not ours and kind.__module__.split(".")[0] != "sklearn":
-            yield f"{kind.__name__} around the model"  # not known to hand the rows on as they are
+    return tuple(leak(f"what {name} took from the rows was", remedy) for name in told)

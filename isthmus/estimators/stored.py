@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,10 +25,9 @@ from isthmus.problems.scaling import RowMap, RowMaps
 if TYPE_CHECKING:
     from isthmus.estimators.linear import _PrivateLinear
 
-Kind = TypeVar("Kind", bound="type[_PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")
 KINDS: dict[str, type[_PrivateLinear]] = {}
-"""The classes that can be stored, by name."""
+"""The classes that can be stored, by name; not those below them."""
 _MAPS: dict[str, type[RowMap | SmoothMap]] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
 """The maps of rows that a model can have."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
@@ -37,12 +36,6 @@ _OF_COLUMNS = ("n_features_in_", "feature_names_in_", "coef_")
 _FITTED = (*_OF_COLUMNS, "intercept_", "classes_", "target_bounds_", "target_centre_", "n_iter_")
 _PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
-
-
-def _storable(kind: Kind) -> Kind:
-    """A class decorator: estimators of this class, and not of those below it, can be saved and loaded."""
-    KINDS[kind.__name__] = kind
-    return kind
 
 
 def save(estimator: _PrivateLinear, path: str | Path) -> None:
@@ -117,13 +110,9 @@ def _usable(estimator: _PrivateLinear) -> _PrivateLinear:
         several = flat and len(set(classes.tolist())) == len(classes) > 1
         whole = several and shape[:-1] == ({2: 1}.get(len(classes), len(classes)),)
         validate.check(whole, "path: classes_", np.shape(classes), remedy)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # this row has no names
-            predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
-    except Exception as error:
-        words = f"path: its parts do not fit together ({error}): give a file as it was written"
-        raise validate.InvalidInput(words) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this row has no names
+        predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
     remedy = "give a file as it was written: a model predicts one value for a row"
     validate.check(predicted.shape == (1,), "path: weights", predicted.shape, remedy)
     return estimator

@@ -1,5 +1,7 @@
 """Project and lift: the point of C whose sketch is nearest to a target, and of these the nearest to where one stands.
 
+Basis pursuit and CoSaMP (Needell and Tropp 2009) decode sparse vectors.
+
 The sketch as the solvers see it: NumPy float64, scaled to unit norm, with a cheap solve where it has one.
 
 Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
@@ -80,13 +82,13 @@ class _BucketOperator:
         self._square = self.value * self.value
 
     def forward(self, w: Array) -> Array:
-        return _bincount(self.index, self.value * w, self.m)
+        return np.bincount(self.index, self.value * w, self.m).astype(np.float64, copy=False)
 
     def adjoint(self, y: Array) -> Array:
         return self.value * y[self.index]
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        diagonal = _bincount(self.index, self._square * mask, self.m) + eps
+        diagonal = np.bincount(self.index, self._square * mask, self.m) + eps
         return [b / diagonal for b in right]
 
 
@@ -131,23 +133,7 @@ Operator = _BucketOperator | _DenseOperator | _MatrixFree
 """Phi / scale with its transpose and its restricted Gram solve."""
 
 
-def _one_thread(phi: Operator) -> AbstractContextManager[object]:
-    """BLAS on one thread meanwhile, for small dense systems.
-
-    NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
-    """
-    if isinstance(phi, _DenseOperator) and phi.m <= 1000:
-        limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
-        return limited
-    return nullcontext()
-
-
 _pools = cache(ThreadpoolController)
-
-
-def _bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
-    """The sum of the weights at each index."""
-    return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
 def _operator(sketch: Sketch | Array) -> Operator:
@@ -268,6 +254,9 @@ class _ActiveEngine:
 
     def __init__(self, problem: _LiftProblem, form: VertexForm) -> None:
         self._problem, self._radius, self._signed = problem, form.radius, form.signed
+        self._size: Callable[[Array], Array] = np.asarray  # what the threshold is compared with
+        if form.signed:
+            self._size = np.abs
         self.first, self.factor = 1e-2, 1e-2
         if isinstance(problem.phi, _BucketOperator):
             self.first, self.factor = 1e-4, 1e-3
@@ -299,12 +288,6 @@ class _ActiveEngine:
         if solved:
             self._start = piece
         return self._point(z, tau), mu, used, solved
-
-    def _size(self, z: Array) -> Array:
-        """What the threshold is compared with."""
-        if self._signed:
-            return np.abs(z)
-        return z
 
     def _classify(self, z: Array, tau: float) -> _Piece:
         """The piece on which z - tau falls."""
@@ -427,21 +410,16 @@ class _NewtonEngine:
     def _gradient(self, point: _DualPoint, eps: float) -> Array:
         return self._problem.v - point.image - eps * point.mu
 
-    def _direction(self, point: _DualPoint, eps: float, gradient: Array) -> Array:
-        """An approximate Newton direction; the gradient where curvature information is useless."""
+    def _line_search(self, point: _DualPoint, eps: float, gradient: Array) -> tuple[_DualPoint, int]:
+        """The first trial along an approximate Newton step whose slope is at most half the first one in size."""
         phi = self._problem.phi
 
         def apply(x: Array) -> Array:
             return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
 
         step = _conjugate_gradient(apply, gradient, 1e-3, 200)
-        if np.isfinite(step).all() and float(step @ gradient) > 0:
-            return step
-        return gradient / (1.0 + eps)
-
-    def _line_search(self, point: _DualPoint, eps: float, gradient: Array) -> tuple[_DualPoint, int]:
-        """The first trial whose slope along the step is at most half the first one in size."""
-        step = self._direction(point, eps, gradient)
+        if not np.isfinite(step).all() or float(step @ gradient) <= 0:  # this curvature is useless
+            step = gradient / (1.0 + eps)
         slope = float(gradient @ step)
         lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
         best = point
@@ -466,19 +444,15 @@ Engine = _ActiveEngine | _HullEngine | _NewtonEngine
 """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
 
 
-def _engine(problem: _LiftProblem) -> Engine:
-    """The engine of a set."""
-    if problem.form is None:
-        return _NewtonEngine(problem)
-    vertices = problem.form.all()
-    if vertices is None:  # they are the axes
-        return _ActiveEngine(problem, problem.form)
-    return _HullEngine(problem, vertices.double().cpu().numpy())
-
-
 def _nearest(problem: _LiftProblem, tol: float, max_iter: int) -> _PathEnd:
     """The minimiser nearest to w0: by the fast engine of the set and, where that does not converge, by Newton's."""
-    run = _engine(problem)
+    run: Engine
+    if problem.form is None:
+        run = _NewtonEngine(problem)
+    elif (vertices := problem.form.all()) is None:  # they are the axes
+        run = _ActiveEngine(problem, problem.form)
+    else:
+        run = _HullEngine(problem, vertices.double().cpu().numpy())
     end = _follow(problem, run, tol, max_iter)
     if not end.converged and isinstance(run, _ActiveEngine):
         again = _follow(problem, _NewtonEngine(problem), tol, max_iter)
@@ -502,11 +476,16 @@ def _follow(problem: _LiftProblem, run: Engine, tol: float, max_iter: int) -> _P
         used += count
         residual = problem.v - problem.phi.forward(w)
         end = _PathEnd(w, mu, residual, np.inf, used, False)
-        if solved and last is not None and _settled(problem, w, last, tol):
-            bound = problem.certificate(w, residual)
-            end = _PathEnd(w, mu, residual, bound, used, bound <= tol * problem.reference(w))
-            if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
-                return replace(end, converged=True)
+        if solved and last is not None:
+            enough, change = tol * problem.reference(w), w - last
+            rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
+            move = float(np.linalg.norm(w - problem.w0))
+            if float(np.linalg.norm(change)) <= math.sqrt(tol) * move + rounding:
+                bound, image = problem.certificate(w, residual), problem.phi.forward(change)
+                end = _PathEnd(w, mu, residual, bound, used, bound <= enough)
+                # without a support function the bound is f itself: the images of two points must agree
+                if end.converged or (not problem.constraint.can("support") and float(image @ image) <= enough):
+                    return replace(end, converged=True)
         if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
             best = end
         if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
@@ -518,17 +497,6 @@ def _follow(problem: _LiftProblem, run: Engine, tol: float, max_iter: int) -> _P
             eps = 30 * eps
         else:
             eps, factor = eps / factor**0.5, factor**0.5
-
-
-def _settled(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
-    move = float(np.linalg.norm(w - problem.w0))
-    rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
-    return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
-
-
-def _images_agree(problem: _LiftProblem, w: Array, last: Array, tol: float) -> bool:
-    change = problem.phi.forward(w - last)
-    return float(change @ change) <= tol * problem.reference(w)
 
 
 def _value_root(problem: _LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> _PathEnd | None:
@@ -714,6 +682,92 @@ def _out_of_range() -> validate.InvalidInput:
     return validate.InvalidInput("y is not in the range of Phi, no w has Phi w = y: project y onto the range first")
 
 
+def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = None) -> Point:
+    """A k-sparse z with Phi z near y.
+
+    Each iteration joins the 2k largest entries of Phi'(y - Phi z) to the support of z, solves least squares there
+    and keeps the k largest entries.
+
+    Args:
+        sketch: a Sketch or an m x d matrix.
+        y: (m,) or (batch, m).
+        k: the sparsity.
+        iterations: most iterations; 6(k + 1) by default, the count after which exact recovery is proven.
+
+    Returns:
+        z, (d,) or (batch, d), of the type and dtype of y.  Of all iterates (the zero vector included) the one of
+        least residual: more iterations never make it worse.  An example stops when its residual is rounding, or when
+        the columns it fits on are those of an earlier iteration: from there on its iterates come again (a support that
+        repeats is no fixed point, because the 2k columns joined to it depend on its values).  Least squares are solved
+        by a rank-revealing method, so 3k > m and dependent columns give the least-norm solution.
+
+    >>> matrix = torch.eye(4).double()
+    >>> cosamp(matrix, torch.tensor([0.0, 3.0, 0.0, -1.0]).double(), k=1).tolist()
+    [0.0, 3.0, 0.0, 0.0]
+    """
+    codes = validate.as_tensor("y", y).detach()
+    validate.check(codes.ndim in (1, 2), "y.shape", tuple(codes.shape), "give codes of shape (m,) or (batch, m)")
+    validate.positive_int(k=k)
+    if iterations is not None:
+        validate.positive_int(iterations=iterations)
+    dtype = torch.promote_types(codes.dtype, torch.float32)
+    if isinstance(sketch, Sketch):
+        matrix = sketch.dense(dtype).detach().to(codes.device)
+    else:
+        matrix = validate.as_tensor("matrix", sketch, ndim=2).detach().to(codes.device, dtype)
+    remedy = f"give codes of length {len(matrix)}, which is the number of rows of Phi"
+    validate.check(codes.shape[-1] == len(matrix), "y.shape", tuple(codes.shape), remedy)
+    validate.at_most(matrix.shape[1], "the dimension d", k=k)
+    z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
+    z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)
+    if isinstance(y, Tensor):
+        return z
+    array: np.ndarray = z.numpy()
+    return array
+
+
+def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
+    d = matrix.shape[1]
+    best = y.new_zeros(len(y), d)
+    least = torch.linalg.vector_norm(y, dim=1)
+    rounding = 8 * torch.finfo(y.dtype).eps * least
+    going = torch.nonzero(least > 0)[:, 0]
+    z, tried = best[going], torch.zeros(len(going), 0, min(3 * k, d), dtype=torch.int64, device=y.device)
+    for _ in range(iterations):
+        # the support of each z and the 2k columns that its residual has most of, ascending; d stands for none
+        marked = z != 0
+        marked.scatter_(1, ((y[going] - z @ matrix.T) @ matrix).abs().topk(min(2 * k, d), dim=1).indices, True)
+        places = torch.where(marked, torch.arange(d, device=z.device), d)
+        columns = places.topk(min(3 * k, d), dim=1, largest=False).values.sort(dim=1).values
+        # the next iterate depends on these columns alone: one that was fitted on them came before
+        new = ~(tried == columns[:, None]).all(2).any(1)
+        going, columns, tried = going[new], columns[new], torch.cat([tried[new], columns[new, None]], 1)
+        if len(going) == 0:
+            break
+        z = _fitted(matrix, y[going], columns, k)
+        misfit = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
+        better = misfit < least[going]
+        best[going[better]], least[going[better]] = z[better], misfit[better]
+        stays = misfit > rounding[going]
+        going, z, tried = going[stays], z[stays], tried[stays]
+    return best
+
+
+def _fitted(matrix: Tensor, y: Tensor, columns: Tensor, k: int) -> Tensor:
+    """Least squares on the columns of each row, its k largest entries kept."""
+    d = matrix.shape[1]
+    real = columns < d
+    at = columns.clamp(max=d - 1)
+    chosen = matrix.T[at].mT * real[:, None, :]
+    if y.device.type == "cpu":  # least-norm solutions by LAPACK's gelsd, elsewhere by the pseudo-inverse
+        fit = torch.linalg.lstsq(chosen, y[..., None], driver="gelsd").solution[..., 0] * real
+    else:
+        fit = (torch.linalg.pinv(chosen) @ y[..., None])[..., 0] * real
+    largest = fit.abs().topk(min(k, fit.shape[1]), dim=1).indices
+    whole = y.new_zeros(len(y), d + 1)  # the last place takes what stands for no column
+    return whole.scatter_(1, columns.gather(1, largest), fit.gather(1, largest))[:, :d]
+
+
 LOOSE = 1e-3
 """`method="auto"` takes FISTA at this tolerance and above, the path below it."""
 
@@ -852,7 +906,11 @@ def solve_lift(
     remedy = "give a convex set, which project-and-lift needs; NuclearBall is the one for low rank"
     validate.check(constraint.convex, "constraint", type(constraint).__name__, remedy)
     constraint.require("project")
-    v, w0 = _read(constraint, sketch, target, start)
+    v, w0 = validate.as_tensor("target", target).detach(), validate.as_tensor("start", start).detach()
+    validate.shape((sketch.m,), target=v)
+    validate.shape((sketch.d,), start=w0)
+    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
+    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
     if isinstance(constraint, Whole):
         return _unconstrained(sketch, v, w0, start)
     loose = method == "fista" or (method == "auto" and tol >= LOOSE and pick == "nearest")
@@ -864,7 +922,11 @@ def solve_lift(
     problem = _LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
-    with _one_thread(phi):
+    one_thread: AbstractContextManager[object] = nullcontext()
+    if isinstance(phi, _DenseOperator) and phi.m <= 1000:
+        # NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold
+        one_thread = _pools().limit(limits=1, user_api="blas")
+    with one_thread:
         end = _nearest(problem, tol, max_iter)
         if pick == "min_gauge":
             end = _least_gauge(problem, end, tol, max_iter)
@@ -925,15 +987,6 @@ def _already_there(problem: _LiftProblem) -> bool:
         return problem.constraint.contains(torch.from_numpy(problem.w0))
     except ArithmeticError:  # a projection that does not finish decides nothing: solve
         return False
-
-
-def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) -> tuple[Tensor, Tensor]:
-    v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
-    validate.shape((sketch.m,), target=v)
-    validate.shape((sketch.d,), start=w0)
-    remedy = f"give a sketch of dimension {constraint.dim}, which is that of the set"
-    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, remedy)
-    return v.detach(), w0
 
 
 def _working(x: Tensor) -> Array:

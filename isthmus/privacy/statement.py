@@ -308,7 +308,7 @@ class PrivacyStatement:
         if weak:
             weak = f"\nThis guarantee protects hardly anyone: {weak}."
         if self.epsilon < 700:
-            factor = _rounded_up(math.exp(self.epsilon))
+            factor = notebook.rounded_up(math.exp(self.epsilon))
         return (
             f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
             f"{relation.capitalize()} changes the probability of any outcome by a factor of at most "
@@ -357,7 +357,7 @@ class PrivacyStatement:
         )
 
     def _numbers(self, epsilon: float) -> str:
-        return f"epsilon = {_rounded_up(epsilon)} and delta = {self.delta:g}"
+        return f"epsilon = {notebook.rounded_up(epsilon)} and delta = {self.delta:g}"
 
     def to_json(self) -> str:
         """The statement as one line of JSON; infinity is written as the string "inf"."""
@@ -406,7 +406,7 @@ class PrivacyStatement:
             if self.noise == SEEDED:
                 reason = SEEDED
             return f"not private ({reason})"
-        text = f"(epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g})-differentially private, for "
+        text = f"(epsilon={notebook.rounded_up(self.epsilon)}, delta={self.delta:g})-differentially private, for "
         text += self.adjacency.describe()
         if not self.leaks:
             return text
@@ -521,14 +521,6 @@ class Account:
 def _once(said: Iterable[str]) -> str:
     """What was said, each of it once."""
     return "; ".join(dict.fromkeys(filter(None, said)))
-
-
-def _rounded_up(value: float) -> str:
-    """Four digits, never below the value."""
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{math.ceil(value / unit) * unit:.4g}"
 
 
 def _listed(head: str, items: Iterable[str]) -> str:

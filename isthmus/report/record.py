@@ -18,19 +18,19 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jsonschema import Draft202012Validator, validators
-
 import isthmus
+from isthmus.base import shapes
 from isthmus.base.atomic import atomic_write
+from isthmus.base.notebook import rounded_up
+from isthmus.base.shapes import ANY, COUNT, FLAG, LABEL, REAL, SHARE, TEXT, an_object, kind, many, named, one_of
 from isthmus.base.validate import check as need
 from isthmus.base.validate import present, refuse, unreadable
 
@@ -49,162 +49,68 @@ class _Told(Protocol):
     def to_dict(self) -> dict[str, object]: ...
 
 
-_Schema = dict[str, Any]
-
 FORMAT = "isthmus-run-1"
 _FILE = "run.json"
 
 # ---------------------------------------------------------------- the schema
 
 
-def _kind(names: str, remedy: str, **limits: object) -> _Schema:
-    return {"type": names.split(), "description": remedy, **limits}
-
-
-def _many(items: _Schema) -> _Schema:
-    """A list, empty unless given."""
-    return _kind("array null", "give a list", items=items, default=[])
-
-
-def _named(values: _Schema) -> _Schema:
-    """An object with names of the user's own, empty unless given."""
-    return _kind("object null", "give an object", additionalProperties=values, default={})
-
-
-def _object(required: Mapping[str, _Schema], **optional: _Schema) -> _Schema:
-    """An object with these fields; an optional one may be missing or null."""
-    unset = {name: part | {"type": [*part["type"], "null"]} for name, part in optional.items()}
-    return _kind("object", "give an object", required=[*required], properties={**required, **unset})
-
-
-_TEXT = _kind("string", "give text")
-_LABEL = _kind("string number", "give text or a number")
-_REAL = _kind("number", "give a finite number, or null where there is none")
-_COUNT = _kind("integer", "give a whole number of at least 0", minimum=0)
-_LIMIT = _kind("number infinity", 'give a number of at least 0, or "inf"', minimum=0)
-_SHARE = _kind("number", "give a share between 0 and 1", minimum=0, maximum=1 + 1e-9)
-_DELTA = _kind("number", "give a number strictly between 0 and 1", exclusiveMinimum=0, exclusiveMaximum=1)
-_FLAG = _kind("boolean", "give true or false")
-_ANY = _kind("null boolean number string array object", "give a JSON value")
-_TASK = _kind("string", "choose one of ['classification', 'regression']", enum=["classification", "regression"])
-_POINT = _kind("array", "give a list of two", items=_LIMIT, minItems=2, maxItems=2)
-
-_STATEMENT = _object(
-    {"epsilon": _LIMIT, "delta": _DELTA, "adjacency": _TEXT, "private": _FLAG},
-    **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), _TEXT),
-    **{"n": _COUNT, "nominal": _LIMIT, "event": _ANY, "assumptions": _many(_TEXT), "leaks": _many(_TEXT)},
-    releases=_many(_object({"what": _TEXT, "times": _COUNT, "noise": _TEXT})),
+_LIMIT = kind("number infinity", 'give a number of at least 0, or "inf"', minimum=0)
+_KEPT = kind("number", "give a share between 0 and 1", minimum=0, maximum=1 + 1e-9)
+_POINT = kind("array", "give a list of two", items=_LIMIT, minItems=2, maxItems=2)
+_UNKNOWN = REAL | {"type": ["number", "null"]}
+_STATEMENT = an_object(
+    {"epsilon": _LIMIT, "delta": SHARE, "adjacency": TEXT, "private": FLAG},
+    **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), TEXT),
+    **{"n": COUNT, "nominal": _LIMIT, "event": ANY, "assumptions": many(TEXT), "leaks": many(TEXT)},
+    releases=many(an_object({"what": TEXT, "times": COUNT, "noise": TEXT})),
 )
-_CHOICE = _object(
-    {"algorithm": _TEXT},
+_CHOICE = an_object(
+    {"algorithm": TEXT},
     **dict.fromkeys(("noise_multiplier", "noise_norm", "margin_noise", "seconds", "passes"), _LIMIT),
-    **dict.fromkeys(("rounds", "dims", "bytes", "memory", "batch_size"), _COUNT),
-    **{"arguments": _named(_ANY), "name": _TEXT, "evidence": _TEXT, "why": _TEXT, "research": _FLAG},
+    **dict.fromkeys(("rounds", "dims", "bytes", "memory", "batch_size"), COUNT),
+    **{"arguments": named(ANY), "name": TEXT, "evidence": TEXT, "why": TEXT, "research": FLAG},
 )
-_DATA = _object(
-    {"name": _TEXT},
-    **dict.fromkeys(("n", "d", "test_rows", "public_rows"), _COUNT),
-    **{"target": _TEXT, "features": _many(_LABEL), "classes": _many(_LABEL)},
-    fields=_many(_object({"name": _LABEL, "treatment": _TEXT})),
+_DATA = an_object(
+    {"name": TEXT},
+    **dict.fromkeys(("n", "d", "test_rows", "public_rows"), COUNT),
+    **{"target": TEXT, "features": many(LABEL), "classes": many(LABEL)},
+    fields=many(an_object({"name": LABEL, "treatment": TEXT})),
 )
-_MODEL = _object(
-    {"task": _TASK, "algorithm": _TEXT},
-    **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXT),
-    **dict.fromkeys(("rounds", "dims", "bytes"), _COUNT),
-    **{"arguments": _named(_ANY), "seconds": _REAL, "strength": _REAL},
+_MODEL = an_object(
+    {"task": one_of("classification", "regression"), "algorithm": TEXT},
+    **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), TEXT),
+    **dict.fromkeys(("rounds", "dims", "bytes"), COUNT),
+    **{"arguments": named(ANY), "seconds": REAL, "strength": REAL},
 )
-_BUDGET = _object(
+_BUDGET = an_object(
     {},
-    **{"epsilon": _LIMIT, "delta": _REAL, "curve": _many(_POINT)},
-    shared=_object({"epsilon": _LIMIT, "spent": _LIMIT}, file=_TEXT),
+    **{"epsilon": _LIMIT, "delta": REAL, "curve": many(_POINT)},
+    shared=an_object({"epsilon": _LIMIT, "spent": _LIMIT}, file=TEXT),
 )
-_METRIC = _object(
-    {"name": _TEXT, "value": _REAL | {"type": ["number", "null"]}, "on": _TEXT},
-    **{"noise": _REAL, "baseline": _REAL, "than": _TEXT, "note": _TEXT},
+_METRIC = an_object(
+    {"name": TEXT, "value": _UNKNOWN, "on": TEXT},
+    **{"noise": REAL, "baseline": REAL, "than": TEXT, "note": TEXT},
 )
-_LINE = _object({"name": _TEXT, "x": _many(_REAL), "y": _many(_REAL | {"type": ["number", "null"]})})
-_CURVE = _object(
-    {"title": _TEXT, "series": _many(_LINE)}, **{"x_label": _TEXT, "y_label": _TEXT, "note": _TEXT, "shares": _FLAG}
+_LINE = an_object({"name": TEXT, "x": many(REAL), "y": many(_UNKNOWN)})
+_CURVE = an_object(
+    {"title": TEXT, "series": many(_LINE)},
+    **{"x_label": TEXT, "y_label": TEXT, "note": TEXT, "shares": FLAG},
 )
-_OTHER_RUN = _object(
-    {"name": _TEXT},
-    **{"epsilon": _LIMIT, "score": _REAL, "seconds": _REAL, "dims": _COUNT, "metric": _TEXT, "note": _TEXT},
+_OTHER_RUN = an_object(
+    {"name": TEXT},
+    **{"epsilon": _LIMIT, "score": REAL, "seconds": REAL, "dims": COUNT, "metric": TEXT, "note": TEXT},
 )
-_PLAN = _object({"choices": _many(_CHOICE)}, facts=_named(_ANY), refused=_named(_TEXT), notes=_many(_TEXT))
-_SCHEMA = _object(
-    {"title": _TEXT, "data": _DATA, "model": _MODEL, "words": _TEXT},
-    **{"privacy": _STATEMENT, "purpose": _TEXT, "owner": _TEXT, "created": _TEXT},
-    **{"versions": _named(_TEXT), "warnings": _many(_TEXT), "budget": _BUDGET | {"default": {}}},
-    history=_many(_object({"t": _REAL}, moved=_REAL, noise=_REAL)),
-    metrics=_many(_METRIC),
-    curves=_many(_CURVE),
-    energy=_object({"k": _many(_REAL), "captured": _many(_SHARE)}, chosen=_COUNT, source=_TEXT),
-    comparison=_many(_OTHER_RUN),
-    plan=_PLAN,
-)
-
-
-def _is_number(value: object) -> bool:
-    """Whether a float can hold it: NaN and infinity are no numbers of a record."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-_TYPES = Draft202012Validator.TYPE_CHECKER.redefine_many(
-    {
-        "number": lambda _, value: _is_number(value),
-        "integer": lambda _, value: _is_number(value) and value == int(value),
-        "infinity": lambda _, value: value == "inf",
-    }
-)
-_VALIDATOR = validators.extend(Draft202012Validator, type_checker=_TYPES)(_SCHEMA)
+_PLAN = an_object({"choices": many(_CHOICE)}, facts=named(ANY), refused=named(TEXT), notes=many(TEXT))
+_ENERGY = an_object({"k": many(REAL), "captured": many(_KEPT)}, chosen=COUNT, source=TEXT)
+_STEP = an_object({"t": REAL}, moved=REAL, noise=REAL)
 
 # Controls, lone surrogates, and marks that turn the direction of text: a column name could hide or reverse words.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def _thawed(value: object) -> Any:
-    """The value as JSON has it: dicts, lists, text that can be printed; numbers that are not finite are text."""
-    if isinstance(value, Mapping):
-        return {_thawed(str(key)): _thawed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_thawed(item) for item in value]
-    if value is None or isinstance(value, int | float) and math.isfinite(value):
-        return value
+def _printable(value: object) -> str:
     return _UNPRINTABLE.sub("\ufffd", str(value))
-
-
-def _frozen(value: object, schema: _Schema) -> Any:
-    """What fits the schema, with its defaults, without fields that it does not know, and so that nobody changes it."""
-    kinds = schema["type"]
-    if value is None:
-        value = schema.get("default")
-    if isinstance(value, dict):
-        parts = schema.get("properties", {})
-        inner = schema.get("additionalProperties", _ANY)
-        return MappingProxyType({name: _frozen(value.get(name), parts.get(name, inner)) for name in parts or value})
-    if isinstance(value, list):
-        return tuple(_frozen(item, schema.get("items", _ANY)) for item in value)
-    if value == "inf" and "infinity" in kinds:
-        return math.inf
-    if schema is _LABEL:
-        return str(value)
-    if "integer" in kinds and isinstance(value, float):
-        return int(value)
-    return value
-
-
-def _checked(parts: Fields) -> Fields:
-    """The parts of a record as their schema has them; the first that does not fit is refused with its place."""
-    plain = _thawed(parts)
-    error = next(_VALIDATOR.iter_errors(plain), None)
-    if error is not None:
-        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
-        remedy = error.schema["description"]
-        if error.validator == "required":
-            missing = next(name for name in error.validator_value if name not in error.instance)
-            remedy = f"give {missing!r} too, which is missing"
-        refuse("".join(steps).removeprefix("."), error.instance, remedy)
-    return _frozen(plain, _SCHEMA)
 
 
 # ---------------------------------------------------------------- the record
@@ -238,26 +144,26 @@ class Record:
     True
     """
 
-    title: str
-    data: Fields
-    model: Fields
-    privacy: Fields | None
-    words: str
-    created: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    budget: Fields = field(default_factory=dict)
-    history: tuple[Fields, ...] = ()
-    metrics: tuple[Fields, ...] = ()
-    curves: tuple[Fields, ...] = ()
-    energy: Fields | None = None
-    comparison: tuple[Fields, ...] = ()
-    plan: Fields | None = None
-    purpose: str | None = None
-    owner: str | None = None
+    title: str = shapes.setting(TEXT)
+    data: Fields = shapes.setting(_DATA)
+    model: Fields = shapes.setting(_MODEL)
+    privacy: Fields | None = shapes.setting(_STATEMENT | {"type": ["object", "null"]})
+    words: str = shapes.setting(TEXT)
+    created: str | None = shapes.setting(TEXT, None)
+    versions: Mapping[str, str] = shapes.setting(named(TEXT), None)
+    warnings: tuple[str, ...] = shapes.setting(many(TEXT), None)
+    budget: Fields = shapes.setting(_BUDGET | {"default": {}}, None)
+    history: tuple[Fields, ...] = shapes.setting(many(_STEP), None)
+    metrics: tuple[Fields, ...] = shapes.setting(many(_METRIC), None)
+    curves: tuple[Fields, ...] = shapes.setting(many(_CURVE), None)
+    energy: Fields | None = shapes.setting(_ENERGY, None)
+    comparison: tuple[Fields, ...] = shapes.setting(many(_OTHER_RUN), None)
+    plan: Fields | None = shapes.setting(_PLAN, None)
+    purpose: str | None = shapes.setting(TEXT, None)
+    owner: str | None = shapes.setting(TEXT, None)
 
     def __post_init__(self) -> None:
-        vars(self).update(_checked(vars(self)))
+        vars(self).update(shapes.checked(shapes.plain(vars(self), _printable), shapes.shape_of(Record)))
         _agree(self)
 
     @property
@@ -349,7 +255,7 @@ class Record:
         need(form == FORMAT, "format", form, remedy)
         for name in ("title", "data", "model", "privacy", "words"):
             need(name in value, "record", sorted(map(str, value)), f"give {name!r} too, which is missing")
-        return cls(**{name: value.get(name) for name in _SCHEMA["properties"]})
+        return cls(**{member.name: value.get(member.name) for member in fields(Record)})
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Record:
@@ -364,7 +270,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON has it."""
-        return {"format": FORMAT, **_thawed(vars(self))}
+        return {"format": FORMAT, **shapes.plain(vars(self), _printable)}
 
     def to_json(self) -> str:
         """The record as JSON text; infinity is written as the text "inf"."""
@@ -388,31 +294,6 @@ def _place(path: str | os.PathLike[str]) -> Path:
 def _fields(part: _Told | Fields) -> Fields:
     """A figure or a curve by its fields."""
     return part if isinstance(part, Mapping) else part.to_dict()
-
-
-def rounded_up(value: float) -> str:
-    """Four digits, never below the value: as the privacy statement prints its epsilon.
-
-    >>> rounded_up(0.91761), rounded_up(math.inf)
-    ('0.9177', 'inf')
-    """
-    return _rounded(value, math.ceil)
-
-
-def rounded_down(value: float) -> str:
-    """Four digits, never above the value: what is left of a budget.
-
-    >>> rounded_down(1.11029), rounded_down(0.0)
-    ('1.11', '0')
-    """
-    return _rounded(value, lambda units: math.floor(units + 1e-9))
-
-
-def _rounded(value: float, whole: Callable[[float], int]) -> str:
-    if value <= 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{whole(value / unit) * unit:.4g}"
 
 
 def _agree(record: Record) -> None:

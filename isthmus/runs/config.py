@@ -21,27 +21,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from isthmus import sets
-from isthmus.base import validate
+from isthmus.base import shapes, validate
+from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
 from isthmus.tables.files import Reading, has_part, is_libsvm
 from isthmus.tables.schema import (
+    RANGE,
+    SIGN,
+    SOME_WORDS,
     TASKS,
     Schema,
     Target,
-    checked,
     known_keys,
-    one_of,
-    read_bounds,
     read_column,
-    read_sign,
     read_target,
     read_toml,
-    read_words,
-    setting,
 )
 
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
@@ -80,62 +78,20 @@ def read_constraint(text: str | None) -> sets.ConvexSet | None:
     validate.refuse("constraint", text, form)
 
 
-def _epsilon(name: str, value: object) -> float:
-    number = math.nan
-    if isinstance(value, (int, float, str)) and value is not True:
-        with suppress(ValueError):
-            number = float(value)
-    validate.check(number > 0, name, value, "give a number above 0; inf trains without privacy")
-    return number
+def _is_encoding(name: str) -> bool:
+    with suppress(LookupError, ValueError):
+        "".encode(name)
+        return bool(name)
+    return False
 
 
-def _reader(fits: Callable[[Any], object], remedy: str) -> Callable[[str, object], Any]:
-    """A reader of what fits, as it is."""
-
-    def read(name: str, value: object) -> object:
-        validate.check(bool(fits(value)), name, value, remedy)
-        return value
-
-    return read
-
-
-_text = _reader(lambda value: isinstance(value, str) and value, "give text")
-_flag = _reader(lambda value: isinstance(value, bool), "give true or false")
-_table = _reader(lambda value: isinstance(value, Mapping), "give a table")
-
-
-def _encoding(name: str, value: object) -> str:
-    text = _text(name, value)
-    try:
-        "".encode(text)
-    except (LookupError, ValueError):
-        validate.refuse(name, value, "give an encoding that Python knows, such as utf-8, latin-1 or cp1252")
-    return text
-
-
-def _weights(name: str, value: object) -> object:
-    if value == "balanced":
-        return value
-    if not isinstance(value, Mapping):
-        validate.refuse(name, value, "give a table of weights by class")
-    return {str(key): float(weight) for key, weight in value.items()}
-
-
-def _separator(name: str, value: object) -> str:
-    return read_sign(name, "\t" if value == "\\t" else value)
-
-
-def _path(name: str, value: object) -> str:
-    return str(value)
-
-
-def _constraint(name: str, value: object) -> str:
-    read_constraint(_text(name, value))
-    return str(value)
-
-
-_POSITIVE, _SIZE = checked(validate.positive, float), checked(validate.positive_int, int)
-_NATURAL, _UNIT = checked(validate.non_negative, float), checked(validate.open_unit, float)
+_EPSILON = kind("number infinity", "give a number above 0; inf trains without privacy", exclusiveMinimum=0)
+_POSITIVE = kind("number", "give a finite number above 0", exclusiveMinimum=0)
+_NATURAL = kind("number", "give a finite number of at least 0", minimum=0)
+_TABLE = kind("object", "give a table")
+_WEIGHTS = kind("object string", "give a table of weights by class", additionalProperties=REAL, pattern="^balanced$")
+_CONSTRAINT = NAME | {"fits": read_constraint}
+_ENCODING = kind("string", "give an encoding that Python knows, such as utf-8, latin-1 or cp1252", fits=_is_encoding)
 
 
 @dataclass(frozen=True)
@@ -155,56 +111,56 @@ class Settings:
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
-    data: str = setting("", _path)
-    target: str | None = setting(None, _text)
-    task: str | None = setting(None, one_of(*TASKS))
-    classes: tuple[str, ...] | None = setting(None, read_words)
-    target_bounds: tuple[float, float] | None = setting(None, read_bounds)
-    epsilon: float = setting(1.0, _epsilon)
-    delta: float | None = setting(None, _UNIT)
-    adjacency: str = setting("add-remove", one_of("add-remove", "replace-one"))
-    n: int | None = setting(None, _SIZE)
-    loss: str | None = setting(None, _text)
-    algorithm: str = setting("auto", _text)
-    constraint: str | None = setting(None, _constraint)
-    l1: float = setting(0.0, _NATURAL)
-    l2: float = setting(0.0, _NATURAL)
-    clip: float | None = setting(None, _POSITIVE)
-    step: float | None = setting(None, _POSITIVE)
-    max_iter: int | None = setting(None, _SIZE)
-    batch_size: int | None = setting(None, _SIZE)
-    scale: str = setting("auto", _text)
-    shape: str = setting("auto", one_of("auto", "linear", "smooth"))
-    data_norm: float | None = setting(None, _POSITIVE)
-    intercept: bool = setting(True, _flag)
-    class_weight: dict[str, float] | str | None = setting(None, _weights)
-    options: dict[str, Any] | None = setting(None, _table)
-    bounds: tuple[float, float] | None = setting(None, read_bounds)
-    public: str | None = setting(None, _path)
-    test: str | None = setting(None, _path)
-    test_fraction: float | None = setting(None, _UNIT)
-    test_epsilon: float | None = setting(None, _POSITIVE)
-    release_test_metrics: bool = setting(False, _flag)
-    budget: str | None = setting(None, _path)
-    title: str | None = setting(None, _text)
-    purpose: str | None = setting(None, _text)
-    owner: str | None = setting(None, _text)
-    schema: str | None = setting(None, _path)
-    out: str | None = setting(None, _path)
-    separator: str | None = setting(None, _separator)
-    encoding: str = setting("utf-8", _encoding)
-    decimal: str | None = setting(None, one_of(".", ","))
-    features: int | None = setting(None, _SIZE)
-    zero_based: bool = setting(False, _flag)
+    data: str = setting(kind("string", "give the file to train on", minLength=1), "")
+    target: str | None = setting(NAME, None)
+    task: str | None = setting(one_of(*TASKS), None)
+    classes: tuple[str, ...] | None = setting(SOME_WORDS, None)
+    target_bounds: tuple[float, float] | None = setting(RANGE, None)
+    epsilon: float = setting(_EPSILON, 1.0)
+    delta: float | None = setting(SHARE, None)
+    adjacency: str = setting(one_of("add-remove", "replace-one"), "add-remove")
+    n: int | None = setting(SIZE, None)
+    loss: str | None = setting(NAME, None)
+    algorithm: str = setting(NAME, "auto")
+    constraint: str | None = setting(_CONSTRAINT, None)
+    l1: float = setting(_NATURAL, 0.0)
+    l2: float = setting(_NATURAL, 0.0)
+    clip: float | None = setting(_POSITIVE, None)
+    step: float | None = setting(_POSITIVE, None)
+    max_iter: int | None = setting(SIZE, None)
+    batch_size: int | None = setting(SIZE, None)
+    scale: str = setting(NAME, "auto")
+    shape: str = setting(one_of("auto", "linear", "smooth"), "auto")
+    data_norm: float | None = setting(_POSITIVE, None)
+    intercept: bool = setting(FLAG, True)
+    class_weight: dict[str, float] | str | None = setting(_WEIGHTS, None)
+    options: dict[str, Any] | None = setting(_TABLE, None)
+    bounds: tuple[float, float] | None = setting(RANGE, None)
+    public: str | None = setting(TEXT, None)
+    test: str | None = setting(TEXT, None)
+    test_fraction: float | None = setting(SHARE, None)
+    test_epsilon: float | None = setting(_POSITIVE, None)
+    release_test_metrics: bool = setting(FLAG, False)
+    budget: str | None = setting(TEXT, None)
+    title: str | None = setting(NAME, None)
+    purpose: str | None = setting(NAME, None)
+    owner: str | None = setting(NAME, None)
+    schema: str | None = setting(TEXT, None)
+    out: str | None = setting(TEXT, None)
+    separator: str | None = setting(SIGN, None)
+    encoding: str = setting(_ENCODING, "utf-8")
+    decimal: str | None = setting(one_of(".", ","), None)
+    features: int | None = setting(SIZE, None)
+    zero_based: bool = setting(FLAG, False)
 
     def __post_init__(self) -> None:
-        for member in fields(self):
-            value = vars(self)[member.name]
-            given = value is not None or member.default is None
-            validate.check(given, member.name, None, "give a value, or leave it out")
-            if value is not None:
-                vars(self)[member.name] = member.metadata["read"](member.name, value)
-        validate.check(bool(self.data), "data", self.data, "give the file to train on")
+        if self.separator == "\\t":  # as one types it
+            vars(self)["separator"] = "\t"
+        vars(self).update(shapes.checked(vars(self), shapes.shape_of(Settings)))
+        if self.task is None and self.classes is not None:
+            vars(self)["task"] = "classification"
+        elif self.task is None and self.target_bounds is not None:
+            vars(self)["task"] = "regression"
         fraction, bought = self.test_fraction, self.test_epsilon
         tested = self.test is not None or fraction is not None
         refusals: list[tuple[bool, str, str]] = [
@@ -225,15 +181,6 @@ class Settings:
         return math.isfinite(self.epsilon)
 
     @property
-    def known_task(self) -> str | None:
-        """The kind of the target, where the settings tell it."""
-        if self.task is None and self.classes is not None:
-            return "classification"
-        if self.task is None and self.target_bounds is not None:
-            return "regression"
-        return self.task
-
-    @property
     def reading(self) -> Reading:
         """How files are read."""
         return Reading(self.separator, self.encoding, self.features, self.zero_based)
@@ -252,10 +199,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; infinity is the text "inf"."""
-        values = asdict(self)
-        if not self.private:
-            values["epsilon"] = "inf"
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return dict(shapes.plain(vars(self)))
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Settings:
@@ -306,7 +250,7 @@ def target_of(settings: Settings) -> Target | None:
     """What the settings declare of the target, None where they do not name it."""
     if settings.target is None:
         return None
-    return Target(settings.target, settings.known_task, settings.classes, settings.target_bounds, settings.decimal)
+    return Target(settings.target, settings.task, settings.classes, settings.target_bounds, settings.decimal)
 
 
 def _check_files(settings: Settings) -> None:

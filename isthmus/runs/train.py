@@ -27,7 +27,7 @@ from typing import Any
 import scipy.sparse as sp
 
 from isthmus import estimators
-from isthmus.base import secret, validate
+from isthmus.base import secret, shapes, validate
 from isthmus.base.atomic import CannotWrite
 from isthmus.core.group import ALONE, Group
 from isthmus.core.wire import State
@@ -269,7 +269,7 @@ class _Work:
             "bounds": self.problem.bounds,
             "fit_intercept": settings.intercept,
             "public": self.problem.public,
-            "options": settings.options or None,
+            "options": shapes.plain(settings.options) or None,
             "random_state": 0,
             **own,
         }
@@ -277,7 +277,7 @@ class _Work:
             options["loss"] = settings.loss
         if target.task == "classification":
             classes = list(target.classes or ())
-            return PrivateClassifier(**options, classes=classes, class_weight=settings.class_weight)
+            return PrivateClassifier(**options, classes=classes, class_weight=shapes.plain(settings.class_weight))
         return PrivateRegressor(**options, target_bounds=target.bounds)
 
     def measured(self, fitted: _Fitted, ledger: Ledger | None) -> Measured:

@@ -236,8 +236,12 @@ def _inputs(form: Outer, right: Tensor) -> Tensor:
 
 
 def matrix_shape(leaf: Leaf) -> tuple[int, int]:
-    """A leaf as a q x p matrix; a vector is one row."""
-    if len(leaf.shape) == 1:
+    """A leaf as a q x p matrix, outputs and everything else; a vector is one row.
+
+    >>> matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), matrix_shape(Leaf("b", 0, (8,)))
+    ((8, 27), (1, 8))
+    """
+    if len(leaf.shape) < 2:
         return 1, leaf.size
     return leaf.shape[0], leaf.size // leaf.shape[0]
 

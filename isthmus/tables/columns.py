@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -436,13 +436,6 @@ def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>[+-]?){begun}(?P<whole>{grouped}|[0-9]*){tail}")
 
 
-def _grouping(word: str, decimal: str, thousands: str | None) -> str:
-    """The sign between the thousands of a number in text, "" where it has none."""
-    bare = word.strip(_MONEY + " ").lstrip("+-").lstrip(_MONEY + " ")
-    match = _pattern(decimal, thousands).fullmatch(bare)
-    return (match and match.group("group")) or ""
-
-
 _EPOCH = date(1970, 1, 1).toordinal()
 
 START = datetime(1970, 1, 1)
@@ -497,22 +490,13 @@ def _read(word: str, form: str) -> datetime | None:
         return None
 
 
-def _formats_of(words: Iterable[str]) -> list[str]:
-    """The formats that read every one of these public words; "" is ISO."""
-    entries = list(words)
-    return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in entries)]
-
-
-def _check_format(where: str, form: object) -> str:
-    """Refuse what is no format of a date with a day, a month and a year."""
-    remedy = "give a format such as %d/%m/%Y (day first) or %m/%d/%Y (month first), with day, month and year"
+def is_format(form: str) -> bool:
+    """Whether it is the format of a date with a day, a month and a year; "" is ISO."""
     there = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
     try:
-        valid = isinstance(form, str) and datetime.strptime(there.strftime(form), form).date() == there.date()
+        return not form or datetime.strptime(there.strftime(form), form).date() == there.date()
     except (ValueError, re.error):  # a directive that stands there twice
-        valid = False
-    validate.check(valid, where, form, remedy)
-    return str(form)
+        return False
 
 
 def from_days(days: float) -> date:

@@ -35,16 +35,15 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.datasets import load_svmlight_file
-from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
-from isthmus.base.streamed import ArrowTable, ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset
-from isthmus.tables.encode import NamedColumns, encode
+from isthmus.base.streamed import ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset, tables_of
+from isthmus.tables.encode import NamedColumns, as_frame, encode
 from isthmus.tables.schema import Schema
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import Series
     from pyarrow import Schema as ArrowSchema
 
 _LARGE = 1 << 28
@@ -161,18 +160,15 @@ def has_part(path: str | Path, part: str) -> bool:
 
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
-    file, kinds = Path(path), {}
-    if _format(file) == "parquet":
-        from pyarrow import types
-
-        schema = parquet_dataset(file, "data").schema
-        for name, stored in _stored_names(file, schema).items():
-            kind = schema.field(stored).type
-            if types.is_boolean(kind):
-                kinds[name] = "bool"
-            elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-                kinds[name] = "number"
-    return kinds
+    file = Path(path)
+    if _format(file) != "parquet":
+        return {}
+    _import_pandas(file)
+    schema = parquet_dataset(file, "data").schema
+    stored = _stored_names(file, schema)
+    empty = as_frame(schema.empty_table().to_pandas(ignore_metadata=True))
+    kinds = {name: empty.kind(own) for name, own in stored.items()}
+    return {name: kind for name, kind in kinds.items() if kind in ("number", "bool")}
 
 
 def _import_pandas(path: str | Path) -> ModuleType:
@@ -377,11 +373,10 @@ class ParquetColumns(NamedColumns):
 
     def __init__(self, file: Path) -> None:
         _import_pandas(file)
-        dataset = parquet_dataset(file, "data")
-        self.file, self.stored = file, _stored_names(file, dataset.schema)
+        self.file, self.dataset = file, parquet_dataset(file, "data")
+        self.stored = _stored_names(file, self.dataset.schema)
         with self._readable():
-            self.table = ArrowTable(dataset)
-        self.kept = np.arange(self.table.n)
+            self.kept = np.arange(self.dataset.count_rows())
 
     @property
     def columns(self) -> list[str]:
@@ -393,7 +388,12 @@ class ParquetColumns(NamedColumns):
 
     def __getitem__(self, name: str) -> Series:
         """A whole column as a pandas Series."""
-        return self.rows_of([name], 0, self.table.n)[name].iloc[self.kept].reset_index(drop=True)
+        import pyarrow
+
+        with self._readable():
+            table = pyarrow.concat_tables(tables_of(self.dataset, [self.stored[name]]), promote_options="permissive")
+            series = table.to_pandas(ignore_metadata=True).iloc[:, 0]
+        return series.iloc[self.kept].reset_index(drop=True)
 
     def chosen(self, mask: np.ndarray) -> ParquetColumns:
         """The rows that a mask keeps."""
@@ -401,11 +401,18 @@ class ParquetColumns(NamedColumns):
         chosen.kept = self.kept[mask]
         return chosen
 
-    def rows_of(self, names: Iterable[str], lo: int, hi: int) -> DataFrame:
-        """The rows lo, ..., hi - 1 of the file; what pandas wrote into it may rename columns or hide them."""
-        stored = {self.stored[name]: name for name in names}
-        with self._readable():
-            return self.table.table(lo, hi, list(stored)).to_pandas(ignore_metadata=True).rename(columns=stored)
+    def encoded(self, schema: Schema) -> Iterator[np.ndarray]:
+        """All rows of the file as numbers, some at a time."""
+        given = {self.stored[column.name]: column.name for column in schema.columns if column.name in self.stored}
+        tables = tables_of(self.dataset, [*given], min(_BLOCK, (1 << 23) // len(schema.features) + 1))
+        # what pandas wrote into the file may rename columns or hide them
+        frames = (table.to_pandas(ignore_metadata=True).rename(columns=given) for table in tables)
+        while True:
+            with self._readable():
+                frame = next(frames, None)
+            if frame is None:
+                return
+            yield encode(frame, schema)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -420,31 +427,14 @@ class ParquetColumns(NamedColumns):
             validate.unreadable(self.file, remedy)
 
 
-class _EncodedRows(Streamed):
-    """All rows of a Parquet file as numbers, encoded whenever they are read."""
-
-    def __init__(self, frame: ParquetColumns, schema: Schema) -> None:
-        self.frame, self.schema = frame, schema
-        self.columns = [column.name for column in schema.columns if column.features and column.name in frame.stored]
-        self.shape, self.dtype = (frame.table.n, len(schema.features)), torch.float64
-
-    def read(self, lo: int, hi: int) -> Tensor:
-        """The rows lo, ..., hi - 1."""
-        return torch.from_numpy(encode(self.frame.rows_of(self.columns, lo, hi), self.schema))
-
-
 def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
     """The encoded rows of a table: an array; of a folder or a large file, slices that are kept in a scratch file."""
     if not isinstance(frame, ParquetColumns) or frame.file.is_file() and frame.file.stat().st_size < _LARGE:
         return encode(frame, schema)
-    on_disk = kept_on_disk(_EncodedRows(frame, schema))
-    if len(frame) == frame.table.n:
+    on_disk = kept_on_disk(frame.encoded(schema), len(schema.features))
+    if len(frame) == on_disk.shape[0]:
         return on_disk
     return ChosenRows(on_disk, torch.from_numpy(frame.kept))
-
-
-def _read_parquet(file: Path, name: str, part: str, reading: Reading) -> Table:
-    return Table(name, ParquetColumns(file))
 
 
 _SUFFIXES = {
@@ -453,5 +443,10 @@ _SUFFIXES = {
     "parquet": ("parquet", "pq"),
     "npz": ("npz",),
 }
-_READERS = {"text": _read_text, "libsvm": _read_libsvm, "parquet": _read_parquet, "npz": _read_npz}
+_READERS = {
+    "text": _read_text,
+    "libsvm": _read_libsvm,
+    "parquet": lambda file, name, part, reading: Table(name, ParquetColumns(file)),
+    "npz": _read_npz,
+}
 """What reads a file of each format: its path, the name of the table, "train" or "test", and how."""

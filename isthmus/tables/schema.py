@@ -22,22 +22,20 @@ Everything here counts as public: whoever writes it down must not take it from t
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
-import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.tables.columns import _EPOCH, OTHER, TYPES, _check_format, from_days
+from isthmus.base.shapes import LABEL, NAME, REAL, SIZE, checked, kind, one_of, setting, shape_of
+from isthmus.tables.columns import _EPOCH, OTHER, TYPES, from_days, is_format
 
 VERSION = 1
 """Of the rules of a schema's file; one without a version has this one."""
@@ -52,19 +50,6 @@ BUCKETS = 16
 
 
 # ---------------------------------------------------------------- declarations, key by key
-
-Reader = Callable[[str, object], object]
-
-
-def setting(default: object, read: Reader) -> Any:
-    """A field of a dataclass: its value where none is declared, and what reads one that is."""
-    return field(default=default, metadata={"read": read})
-
-
-def declared_fields(kind: type, where: str, data: Mapping[str, object]) -> dict[str, Any]:
-    """What a table declares of such a dataclass, each entry as its field reads it; None stands for nothing."""
-    readers = {member.name: member.metadata["read"] for member in fields(kind) if member.metadata}
-    return {key: readers[key](f"{where}.{key}", entry) for key, entry in data.items() if entry is not None}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -95,47 +80,6 @@ def known_keys(where: str, data: Mapping[str, object], allowed: Iterable[str]) -
             validate.refuse(f"{where}.{key}", data[key], hint)
 
 
-def checked(check: Callable[..., None], kind: Callable[[Any], object]) -> Reader:
-    """A reader of what a check of `validate` lets pass."""
-
-    def read(where: str, value: object) -> object:
-        check(**{where: value})
-        return kind(value)
-
-    return read
-
-
-def one_of(*choices: str) -> Reader:
-    """A reader of one of these words."""
-    return checked(partial(validate.one_of, choices), str)
-
-
-def read_sign(where: str, value: object) -> str:
-    """One character; none at all for thousands that are not grouped."""
-    empty = value == "" and where.endswith("thousands")
-    validate.check(empty or (isinstance(value, str) and len(value) == 1), where, value, "give one character")
-    return str(value)
-
-
-def read_words(where: str, value: object) -> tuple[str, ...]:
-    """Distinct words; numbers are taken as they are written."""
-    if not isinstance(value, (list, tuple)) or not value or any(isinstance(item, (dict, list)) for item in value):
-        validate.refuse(where, value, 'give a list of words such as ["no", "yes"]')
-    distinct = tuple(str(item).strip() for item in value)
-    validate.check(len(set(distinct)) == len(distinct), where, value, "give each word once")
-    return distinct
-
-
-def read_number(where: str, value: object) -> float:
-    """A finite number, also as text."""
-    found = math.nan
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            found = float(value)
-    validate.check(math.isfinite(found), where, value, "give a finite number")
-    return found
-
-
 def read_day(where: str, value: object) -> float:
     """A date in days since 1970, as such a number or as ISO has it."""
     try:
@@ -147,18 +91,21 @@ def read_day(where: str, value: object) -> float:
         validate.refuse(where, value, "give dates such as 2024-12-31")
 
 
-def read_bounds(where: str, value: object, end: Callable[[str, object], float] = read_number) -> tuple[float, float]:
-    """A range low < high of numbers, or of what `end` reads."""
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        validate.refuse(where, value, "give a range [low, high]")
-    low, high = (end(where, item) for item in value)
-    validate.check(low < high, where, value, "give low < high")
-    return low, high
-
-
-def unless_empty(read: Reader, empty: object) -> Reader:
-    """A reader that also takes nothing, such as [] or ""."""
-    return lambda where, value: read(where, value) if value else empty
+WORDS = kind(
+    "array",
+    'give a list of words such as ["no", "yes"]; give each word once',
+    items=LABEL,
+    fits=lambda words: len({str(word).strip() for word in words}) == len(words),
+)
+SOME_WORDS = WORDS | {"minItems": 1}
+_RISING = {"minItems": 2, "maxItems": 2, "fits": lambda ends: ends[0] < ends[1]}
+RANGE = kind("array", "give a range [low, high]; give low < high", items=REAL, **_RISING)
+SIGN = kind("string", "give one character", minLength=1, maxLength=1)
+_FORMAT = kind(
+    "string",
+    "give a format such as %d/%m/%Y (day first) or %m/%d/%Y (month first), with day, month and year",
+    fits=is_format,
+)
 
 
 # ---------------------------------------------------------------- columns, target, schema
@@ -181,17 +128,17 @@ class Column:
     """
 
     name: str
-    type: str = setting("", one_of(*TYPES))
-    bounds: tuple[float, float] | None = setting(None, read_bounds)
-    categories: tuple[str, ...] = setting((), read_words)
-    buckets: int = setting(BUCKETS, checked(validate.positive_int, int))
-    missing: str = setting("fill", one_of("fill", "indicator"))
-    absent: tuple[str, ...] = setting((), unless_empty(read_words, ()))
-    fill: float | None = setting(None, read_number)
-    thousands: str | None = setting(None, read_sign)
-    decimal: str = setting(".", read_sign)
-    format: str = setting("", unless_empty(_check_format, ""))
-    source: str = setting("declared", one_of("declared", "public", "name", "data"))
+    type: str = setting(one_of(*TYPES), "")
+    bounds: tuple[float, float] | None = setting(RANGE, None)
+    categories: tuple[str, ...] = setting(SOME_WORDS, ())
+    buckets: int = setting(SIZE, BUCKETS)
+    missing: str = setting(one_of("fill", "indicator"), "fill")
+    absent: tuple[str, ...] = setting(WORDS, ())
+    fill: float | None = setting(REAL, None)
+    thousands: str | None = setting(SIGN | {"minLength": 0}, None)
+    decimal: str = setting(SIGN, ".")
+    format: str = setting(_FORMAT, "")
+    source: str = setting(one_of("declared", "public", "name", "data"), "declared")
 
     @property
     def features(self) -> list[str]:
@@ -255,11 +202,11 @@ class Target:
     `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Column.read_by`).
     """
 
-    name: str
-    task: str | None = setting(None, one_of(*TASKS))
-    classes: tuple[str, ...] | None = setting(None, read_words)
-    bounds: tuple[float, float] | None = setting(None, read_bounds)
-    decimal: str | None = setting(None, read_sign)
+    name: str = setting(NAME)
+    task: str | None = setting(one_of(*TASKS), None)
+    classes: tuple[str, ...] | None = setting(SOME_WORDS, None)
+    bounds: tuple[float, float] | None = setting(RANGE, None)
+    decimal: str | None = setting(SIGN, None)
 
 
 @dataclass(frozen=True)
@@ -345,10 +292,7 @@ def read_target(data: object) -> Target:
     if not isinstance(data, Mapping):
         validate.refuse("target", data, 'give a table [target] with name = "..."')
     known_keys("target", data, [member.name for member in fields(Target)])
-    name = data.get("name")
-    validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
-    rest = {key: value for key, value in data.items() if key != "name"}
-    return Target(str(name), **declared_fields(Target, "target", rest))
+    return Target(**checked(data, shape_of(Target), "target"))
 
 
 def read_column(name: str, value: object) -> Column:
@@ -373,11 +317,12 @@ def read_column(name: str, value: object) -> Column:
     known_keys(where, value, ("type", "source", *TYPES[kind].keys))
     needed = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
     validate.check(kind != "date" or value.get("bounds") is not None, f"{where}.bounds", None, needed)
+    value = {"type": kind, **{key: entry for key, entry in value.items() if entry is not None}}
     if kind == "category":
-        value = {**value, "categories": value.get("categories") or ()}
-    if kind == "date":
-        value = {**value, "bounds": read_bounds(f"{where}.bounds", value["bounds"], read_day)}
-    column = Column(name, **declared_fields(Column, where, {"type": kind, **value}))
+        value.setdefault("categories", ())
+    if kind == "date" and isinstance(value["bounds"], list | tuple):
+        value["bounds"] = [read_day(f"{where}.bounds", end) for end in value["bounds"]]
+    column = Column(name, **checked(value, shape_of(Column), where))
     same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(column.thousands != column.decimal, f"{where}.thousands", column.thousands, same)
     return column

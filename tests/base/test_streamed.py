@@ -14,7 +14,7 @@ from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
 from isthmus.base.parallel import ahead, in_order
-from isthmus.base.streamed import ArrowRows, ChosenRows, FileRows, Streamed, opened
+from isthmus.base.streamed import ChosenRows, FileRows, Streamed, opened
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import upper_norms
 from isthmus.objectives import Logistic, Softmax
@@ -177,7 +177,7 @@ def test_columns_of_several_types_are_float64(tmp_path: Path) -> None:
     table = {"a": pyarrow.array([1, 2], pyarrow.int8()), "b": [True, False], "c": [0.1, 0.2], "y": [1.5, 2.5]}
     parquet.write_table(pyarrow.table(table), tmp_path / "t.parquet")
     rows, y = opened(tmp_path / "t.parquet", "y")
-    assert isinstance(rows, ArrowRows) and rows.names == ("a", "b", "c") and y.tolist() == [1.5, 2.5]
+    assert isinstance(rows, FileRows) and rows.names == ("a", "b", "c") and y.tolist() == [1.5, 2.5]
     assert rows.dense().tolist() == [[1.0, 1.0, 0.1], [2.0, 0.0, 0.2]]
 
 

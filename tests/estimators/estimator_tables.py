@@ -26,6 +26,11 @@ def labelled(n: int = 400, d: int = 4, seed: int = 0, classes: int = 2) -> tuple
     return X, (X @ W + 0.3 * rng.standard_normal((n, classes))).argmax(1)
 
 
+X, y = labelled()
+"""What most tests fit to; nothing may write to it."""
+X.flags.writeable = y.flags.writeable = False
+
+
 def numbered(n: int = 400, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2, 2, (n, d))

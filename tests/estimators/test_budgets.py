@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from estimator_tables import QUICK, classifier, labelled, numbered, regressor
-from sklearn.ensemble import BaggingClassifier
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from estimator_tables import QUICK, X, classifier, labelled, numbered, regressor, y
+from sklearn import ensemble, model_selection
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
 from isthmus.core.wire import State
@@ -25,7 +24,6 @@ from isthmus.privacy import BudgetExceeded, Ledger
 @pytest.mark.parametrize("bounds", [(-2, 2), None])
 @pytest.mark.parametrize("made", [classifier, regressor])
 def test_partial_fits_share_one_budget(made: Any, bounds: Any) -> None:
-    X, y = labelled()
     model = made(partial_calls=3, noise_seed=None, bounds=bounds, epsilon=0.7)
     stated, maps = [], []
     for part in np.array_split(np.arange(400), 3):
@@ -42,7 +40,6 @@ def test_partial_fits_share_one_budget(made: Any, bounds: Any) -> None:
 
 
 def test_one_ledger_pays_for_all_partial_fits() -> None:
-    X, y = labelled()
     ledger = Ledger(budget=(1.0, 1e-5))
     model = classifier(partial_calls=2, ledger=ledger, bounds=None).partial_fit(X[:200], y[:200])
     first = ledger.spent()
@@ -61,14 +58,12 @@ def test_partial_fits_go_on_from_the_last_point() -> None:
 
 
 def test_a_fit_after_partial_fits_begins_anew() -> None:
-    X, y = labelled()
     model = classifier(partial_calls=2).partial_fit(X, y).fit(X, y)
     np.testing.assert_array_equal(model.coef_, classifier(partial_calls=2).fit(X, y).coef_)
     model.partial_fit(X, y).partial_fit(X, y)
 
 
 def test_classes_may_be_declared_at_the_first_partial_fit() -> None:
-    X, y = labelled()
     model = classifier(classes=None).partial_fit(X[:50], np.zeros(50, int), classes=[0, 1])
     assert model.partial_fit(X, y).classes_.tolist() == [0, 1]
     with pytest.raises(InvalidInput, match="classes"):
@@ -80,7 +75,6 @@ def test_classes_may_be_declared_at_the_first_partial_fit() -> None:
 
 @pytest.mark.parametrize("made", [classifier, regressor])
 def test_a_record_of_weight_zero_has_no_influence(made: Any) -> None:
-    X, y = labelled()
     weight = np.ones(400)
     weight[[3, 77]] = 0
     other, labels = X.copy(), y.copy()
@@ -92,7 +86,6 @@ def test_a_record_of_weight_zero_has_no_influence(made: Any) -> None:
 
 
 def test_weights_multiply_the_losses_and_are_bounded() -> None:
-    X, y = labelled()
     weight = np.random.default_rng(0).uniform(0, 3, 400)
     free = {"epsilon": math.inf, "algorithm": "gd"}  # no noise, nothing clipped
     by_weight = classifier(max_weight=3.0, step=0.1, **free).fit(X, y, sample_weight=weight)
@@ -133,7 +126,6 @@ def test_balanced_classes_are_bought() -> None:
 
 @pytest.mark.parametrize("made", [classifier, regressor])
 def test_a_fit_beyond_the_budget_is_refused_before_anything_is_charged(made: Any, tmp_path: Path) -> None:
-    X, y = labelled()
     for ledger in (Ledger(budget=(0.9, 1e-5)), Ledger.open(tmp_path / "small.ledger", budget=(0.9, 1e-5))):
         with pytest.raises(BudgetExceeded):
             made(ledger=ledger, bounds=None, epsilon=1.0).fit(X, y)
@@ -142,7 +134,6 @@ def test_a_fit_beyond_the_budget_is_refused_before_anything_is_charged(made: Any
 
 
 def test_fits_add_up_in_a_ledger_on_disk(tmp_path: Path) -> None:
-    X, y = labelled()
     path = tmp_path / "study.ledger"
     Ledger.open(path, budget=(1.0, 1e-5))
     for _ in range(2):
@@ -196,7 +187,6 @@ def test_after_a_kill_epsilon_is_never_lower_and_little_higher(tmp_path: Path) -
 
 
 def test_a_finished_checkpoint_gives_the_same_model_for_nothing(tmp_path: Path) -> None:
-    X, y = labelled()
     path = tmp_path / "run.state"
     first = classifier(bounds=None, checkpoint=path, noise_seed=None).fit(X, y)
     before = Ledger.open(f"{path}.ledger").rounds()
@@ -206,7 +196,6 @@ def test_a_finished_checkpoint_gives_the_same_model_for_nothing(tmp_path: Path) 
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    X, y = labelled()
     path = tmp_path / "run.state"
     classifier(checkpoint=path).fit(X, y)
     with pytest.raises(InvalidInput, match="resume"):
@@ -217,20 +206,18 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_searches_and_cross_validations_warn() -> None:
-    X, y = labelled()
     with pytest.warns(PrivacyBudgetWarning, match="isthmus.PrivateSearch"):
-        GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
+        model_selection.GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
     with pytest.warns(PrivacyBudgetWarning):
-        cross_val_score(regressor(), *numbered(), cv=2)
+        model_selection.cross_val_score(regressor(), *numbered(), cv=2)
     with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
-        BaggingClassifier(classifier(), n_estimators=2).fit(X, y)
+        ensemble.BaggingClassifier(classifier(), n_estimators=2).fit(X, y)
 
 
 @pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
 def test_without_privacy_nobody_is_warned(made: Any) -> None:
-    X, y = labelled()
     model = made(epsilon=math.inf, max_iter=3, random_state=0)
-    assert len(cross_val_score(model, X, y, cv=2)) == 2
+    assert len(model_selection.cross_val_score(model, X, y, cv=2)) == 2
     assert set(QUICK) <= set(model.get_params())
 
 

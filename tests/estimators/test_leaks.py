@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from estimator_tables import QUICK, classifier, labelled, numbered, regressor, sparse_rows
+from estimator_tables import QUICK, X, classifier, labelled, numbered, regressor, sparse_rows, y
 from scipy import sparse, stats
 
 from isthmus import LeastSquares, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
@@ -98,7 +98,6 @@ STRANGERS = {
 def test_one_record_moves_the_first_release_by_at_most_its_bound(name: str, stranger: str) -> None:
     """With one stream of noise, two neighbouring tables' releases differ by what the record moved."""
     (made, bound), (row, label) = FIRST[name], STRANGERS[stranger]
-    X, y = labelled()
     target = label if name == "classes" else 1e300 * label
     before = made().fit(X, y).result_.state.parts["prepare"]
     after = made().fit(np.vstack([X, row]), np.append(y, target)).result_.state.parts["prepare"]
@@ -112,7 +111,6 @@ def test_one_record_moves_the_first_release_by_at_most_its_bound(name: str, stra
 
 @pytest.mark.parametrize("name", FIRST)
 def test_a_strange_record_leaves_a_model_that_is_one(name: str) -> None:
-    X, y = labelled()
     for row, label in STRANGERS.values():
         model = FIRST[name][0]().fit(np.vstack([X, row]), np.append(y, label))
         assert np.isfinite(model.coef_).all() and np.isfinite(model.predict(np.array([row]))).all()
@@ -122,7 +120,6 @@ def test_a_strange_record_leaves_a_model_that_is_one(name: str) -> None:
 @pytest.mark.parametrize("made", [classifier, regressor])
 def test_one_record_moves_a_step_by_at_most_its_clipped_gradient(made: Any, stranger: str) -> None:
     """One step from zero with nothing bought: exchanging a record moves the point by 2 step clip / n at most."""
-    X, y = labelled()
     other, labels = X.copy(), y.copy()
     other[7], labels[7] = STRANGERS[stranger]
     for convert, bounds in ((np.asarray, (-2, 2)), (sparse.csr_matrix, None)):
@@ -159,7 +156,6 @@ def test_verbose_shows_epsilon_and_no_loss(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_only_unknown_columns_are_bought() -> None:
-    X, y = labelled()
     for bounds, columns in (
         (None, 4),
         (([math.nan] * 4, [math.nan] * 4), 4),

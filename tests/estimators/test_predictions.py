@@ -9,11 +9,8 @@ import numpy as np
 import pandas
 import pytest
 import scipy.sparse as sp
-from estimator_tables import classifier, labelled, numbered, regressor, slow_margins, sparse_rows
-from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from estimator_tables import X, classifier, labelled, numbered, regressor, slow_margins, sparse_rows, y
+from sklearn import base, linear_model, pipeline, preprocessing
 
 from isthmus import L2Ball, PrivateClassifier, PrivateRegressor
 from isthmus.privacy import Ledger
@@ -37,7 +34,6 @@ SCALED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("scaled", SCALED)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_margins_are_those_of_rows_mapped_by_hand(loss: str, scaled: str) -> None:
-    X, y = labelled()
     model = classifier(loss=loss, **SCALED[scaled]).fit(X, y)
     new = labelled(50, seed=3)[0] * 1.5  # some rows outside the bounds
     slow = slow_margins(model, new)
@@ -101,7 +97,6 @@ def test_coefficients_give_the_margins_of_rows_that_no_map_shortens(scaled: str)
 @pytest.mark.parametrize("scale", ["auto", "none", "columns"])
 @pytest.mark.parametrize("bounds", [(-2, 2), None])
 def test_no_intercept_leaves_the_origin_alone(bounds: Any, scale: str) -> None:
-    X, y = labelled()
     model = classifier(fit_intercept=False, scale=scale, step=None, bounds=bounds).fit(X, y)
     assert model.intercept_.tolist() == [0.0] and model.decision_function(np.zeros((1, 4))).tolist() == [0.0]
 
@@ -138,7 +133,6 @@ def test_sparse_rows_get_length_one_by_default() -> None:
 
 
 def test_single_precision_rows_are_close_to_double_ones() -> None:
-    X, y = labelled()
     single, double = (classifier().fit(X.astype(kind), y) for kind in (np.float32, np.float64))
     np.testing.assert_allclose(single.coef_, double.coef_, rtol=1e-4)
 
@@ -151,7 +145,6 @@ def test_single_precision_rows_are_close_to_double_ones() -> None:
     [(["no", "yes"], ["yes", "no"]), ([3, -7], [3, -7]), ([2.0, 1.0], [1.0, 2.0]), ([True, False], [False, True])],
 )
 def test_labels_of_any_kind_and_order(labels: list[Any], declared: list[Any]) -> None:
-    X, y = labelled()
     names = np.array(labels)[y]
     model = classifier(classes=declared, max_iter=20).fit(X, names)
     assert model.classes_.tolist() == sorted(labels)
@@ -174,7 +167,6 @@ def test_a_declared_class_may_be_missing_from_y() -> None:
 
 
 def test_column_names_of_a_data_frame_are_kept_and_checked() -> None:
-    X, y = labelled()
     frame = pandas.DataFrame(X, columns=["age", "height", "income", "score"])
     model = classifier().fit(frame, pandas.Series(y))
     assert model.feature_names_in_.tolist() == list(frame.columns) and model.n_features_in_ == 4
@@ -184,21 +176,19 @@ def test_column_names_of_a_data_frame_are_kept_and_checked() -> None:
 
 
 def test_pipeline_clone_and_parameters() -> None:
-    X, y = labelled()
     model = classifier(constraint=L2Ball(3.0), step=None)
-    again = clone(model)
+    again = base.clone(model)
     assert again.get_params()["max_iter"] == 4 and not hasattr(again, "coef_")
     np.testing.assert_array_equal(again.fit(X, y).coef_, model.fit(X, y).coef_)
-    pipe = make_pipeline(FunctionTransformer(np.tanh), classifier(bounds=(-1, 1))).fit(X, y)
+    pipe = pipeline.make_pipeline(preprocessing.FunctionTransformer(np.tanh), classifier(bounds=(-1, 1))).fit(X, y)
     np.testing.assert_array_equal(pipe.predict(X), classifier(bounds=(-1, 1)).fit(np.tanh(X), y).predict(np.tanh(X)))
     assert pipe.set_params(privateclassifier__epsilon=2.0)[-1].epsilon == 2.0
-    assert is_classifier(model) and is_regressor(regressor())
+    assert base.is_classifier(model) and base.is_regressor(regressor())
     for made in (classifier, regressor):
-        assert clone(made(ledger=(ledger := Ledger()))).ledger is ledger
+        assert base.clone(made(ledger=(ledger := Ledger()))).ledger is ledger
 
 
 def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:
-    X, y = labelled()
     first, second = (classifier(noise_seed=None).fit(X, y) for _ in range(2))
     assert not np.array_equal(first.coef_, second.coef_)
     assert first.privacy_.private and first.privacy_.epsilon <= 1.0 and first.privacy_.n == 400
@@ -207,7 +197,6 @@ def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:
 
 
 def test_a_public_estimate_of_n_keeps_the_number_of_records_private() -> None:
-    X, y = labelled()
     model = classifier(n=500).fit(X, y)
     assert model.privacy_.n is None and "not published" in model.privacy_.words()
 
@@ -237,7 +226,7 @@ def test_without_privacy_a_classifier_is_near_logistic_regression() -> None:
     new, truth = labelled(2000, 8, seed=1)
     model = PrivateClassifier(epsilon=math.inf, random_state=0).fit(X, y)
     assert model.privacy_ is None and model.budget_curve() == []
-    assert model.score(new, truth) > LogisticRegression().fit(X, y).score(new, truth) - 0.01
+    assert model.score(new, truth) > linear_model.LogisticRegression().fit(X, y).score(new, truth) - 0.01
     again = PrivateClassifier(epsilon=math.inf, random_state=0).fit(X, y)
     np.testing.assert_array_equal(again.coef_, model.coef_)
 
@@ -248,4 +237,4 @@ def test_without_privacy_a_regressor_is_near_ridge() -> None:
     new, truth = numbered(2000, 8, seed=1)
     new = new * np.geomspace(1, 100, 8) + 50
     model = PrivateRegressor(epsilon=math.inf, random_state=0).fit(X, y)
-    assert model.score(new, truth) > Ridge().fit(X, y).score(new, truth) - 0.01
+    assert model.score(new, truth) > linear_model.Ridge().fit(X, y).score(new, truth) - 0.01

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from estimator_tables import classifier, labelled, numbered, regressor, sparse_rows
+from estimator_tables import X, classifier, labelled, numbered, regressor, sparse_rows, y
 from sklearn.model_selection import cross_val_predict
 
 from isthmus import InvalidInput, L1Ball, PrivacyBudgetWarning, PrivateSearch
@@ -70,7 +70,6 @@ CASES = [
     ("made", "changes", "word"), CASES, ids=lambda value: getattr(value, "__name__", str(value)[:40])
 )
 def test_wrong_parameters(made: Any, changes: dict[str, Any], word: str) -> None:
-    X, y = labelled()
     ledger = Ledger()
     with pytest.raises(InvalidInput, match=word) as refused:
         made(ledger=ledger, **changes).fit(X, y)
@@ -82,7 +81,6 @@ def test_wrong_parameters(made: Any, changes: dict[str, Any], word: str) -> None
     "made", [classifier, regressor, lambda: PrivateSearch(classifier(noise_seed=None), {"l2": [0.0, 0.1]})]
 )
 def test_gaps_and_text_are_refused_with_a_remedy_and_no_entry_is_repeated(made: Any) -> None:
-    X, y = labelled()
     gaps, text = np.where(np.eye(*X.shape) > 0, math.nan, X), X.astype(object)
     text[3, 1] = "Jane Doe"
     filled = "X contains NaN: fill gaps by a public rule"
@@ -112,7 +110,6 @@ def test_words_are_no_targets_of_a_regressor(kind: Any) -> None:
 
 def test_labels_that_a_tool_has_numbered_are_told_from_labels_that_nobody_declared() -> None:
     """`cross_val_predict` for probabilities gives an estimator 0, 1, ... for the labels it was given."""
-    X, y = labelled()
     words = np.where(y == y[0], "no", "yes")
     wanted = "y has numbers where the classes are words. .* declare classes=\\[0, ..., 1\\]"
     with pytest.warns(PrivacyBudgetWarning), pytest.raises(InvalidInput, match=wanted):
@@ -157,7 +154,6 @@ def test_ranges_of_sparse_rows(made: Any) -> None:
 
 @pytest.mark.parametrize("made", BOTH)
 def test_weights_that_are_none(made: Any) -> None:
-    X, y = labelled()
     for weight, word in (
         (np.full(400, -77.0), "sample_weight holds .* give weights of 0 or more"),
         (np.ones(3), "shape|inconsistent"),
@@ -169,7 +165,6 @@ def test_weights_that_are_none(made: Any) -> None:
 
 
 def test_another_number_of_columns() -> None:
-    X, y = labelled()
     model = classifier().fit(X, y)
     with pytest.raises(ValueError, match="3 features"):
         model.predict(X[:, :3])
@@ -186,6 +181,5 @@ def test_a_budget_is_shown_after_a_fit() -> None:
 
 
 def test_a_paper_run_as_published_is_named_and_stated() -> None:
-    X, y = labelled()
     model = classifier(algorithm="priv_sgd", step=None, as_published=True, noise_seed=None).fit(X, y)
     assert "published" in model.privacy_.words()

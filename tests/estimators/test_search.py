@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from estimator_tables import labelled, numbered, sparse_rows
+from estimator_tables import X, labelled, numbered, sparse_rows, y
 from scipy import stats
 from scipy.special import ndtri, softmax
 from sklearn.base import clone, is_classifier, is_regressor
@@ -254,7 +254,6 @@ def test_the_better_candidate_is_found_where_the_budget_allows(kind: str) -> Non
 
 
 def test_seeded_searches_are_alike_and_secret_ones_are_not() -> None:
-    X, y = labelled(400)
     first, second = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
     assert first.best_index_ == second.best_index_
     np.testing.assert_array_equal(first.best_estimator_.coef_, second.best_estimator_.coef_)
@@ -273,7 +272,6 @@ def test_it_is_an_estimator_like_any_other() -> None:
     assert clone(search.set_params(ledger=(ledger := privacy.Ledger()))).ledger is ledger
     with pytest.raises(ValueError, match="not fitted"):
         again.predict([[0.0] * 4])
-    X, y = labelled(400)
     pipe = make_pipeline(FunctionTransformer(np.tanh), PrivateSearch(classifier(bounds=(-1, 1)), GRID)).fit(X, y)
     assert pipe.predict(X).shape == (400,) and pipe.predict_proba(X).shape == (400, 2)
     assert pipe[-1].classes_.tolist() == [0, 1] and pipe.decision_function(X).shape == (400,)
@@ -292,7 +290,6 @@ def test_frames_and_sparse_rows() -> None:
 
 
 def test_weights_reach_the_fits() -> None:
-    X, y = labelled(400)
     weight = np.where(y == 0, 1.0, 0.0)
     for given in (weight, 5 * weight):
         made = classifier(max_weight=5.0, scale="none", step=4.0)
@@ -301,7 +298,6 @@ def test_weights_reach_the_fits() -> None:
 
 
 def test_undeclared_labels_are_read_once_with_a_warning() -> None:
-    X, y = labelled(400)
     with pytest.warns(PrivacyLeakWarning, match="classes=") as caught:
         search = PrivateSearch(classifier(classes=None), GRID).fit(X, y)
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -350,7 +346,6 @@ def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
 
 
 def test_wrong_names_and_rows() -> None:
-    X, y = labelled(400)
     with pytest.raises(ValueError, match="gamma"):
         PrivateSearch(classifier(), {"gamma": [1, 2]}).fit(X, y)
     with pytest.raises(ValueError, match="NaN"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from estimator_tables import classifier, labelled, numbered, regressor, sparse_rows
+from estimator_tables import X, classifier, labelled, numbered, regressor, sparse_rows, y
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.base import clone
@@ -91,7 +91,6 @@ def test_a_loaded_model_is_the_one_that_was_saved(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("made", [classifier, regressor])
 def test_partial_fits_go_on_where_they_were(made: Any, tmp_path: Path) -> None:
-    X, y = labelled()
     model = made(bounds=None, partial_calls=3, noise_seed=None, epsilon=0.8).partial_fit(X, y).partial_fit(X, y)
     spent = model.privacy_.epsilon
     model.save(tmp_path / "model")
@@ -102,7 +101,6 @@ def test_partial_fits_go_on_where_they_were(made: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_machine_or_the_noise_is_stored(tmp_path: Path) -> None:
-    X, y = labelled()
     model = classifier(noise_seed=12345, ledger=tmp_path / "private.ledger", checkpoint=tmp_path / "state").fit(X, y)
     save(model, tmp_path / "model")
     content = (tmp_path / "model").read_bytes()
@@ -159,7 +157,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_stored_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    X, y = labelled()
     fitted = classifier().fit(X, y)
     for wrong, word in (
         (classifier(), "fit it first"),

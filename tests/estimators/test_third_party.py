@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from estimator_tables import PLAIN, classifier, labelled, numbered, regressor
+from estimator_tables import PLAIN, X, classifier, labelled, numbered, regressor, y
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from torch import Tensor
@@ -194,7 +194,6 @@ def test_a_loss_of_counts_has_a_log_link() -> None:
 
 
 def test_wrong_losses_are_refused() -> None:
-    X, y = labelled()
     for wrong, named in ((Absolute, "a loss of labels"), ("squared", "loss='squared'"), (dict, "subclass of LinearM")):
         with pytest.raises(InvalidInput, match=named):
             classifier(loss=wrong).fit(X, y)
@@ -246,7 +245,6 @@ def test_what_a_recipe_is_filled_with_is_what_dp_sgd_gets() -> None:
 def test_a_recipe_without_a_budget_is_for_runs_without_one() -> None:
     assert "not private" in plan(n=500, d=5, epsilon=1.0, algorithms=[bare_gd, my_gd]).refused["bare_gd"]
     assert "finite epsilon" in plan(n=500, d=5, epsilon=math.inf, algorithms=[my_gd, "gd"]).refused["my_gd"]
-    X, y = labelled()
     free = PrivateClassifier(epsilon=math.inf, algorithm=bare_gd, max_iter=50).fit(X, y)
     plain = PrivateClassifier(epsilon=math.inf, algorithm="gd", options={"momentum": 0.0}, max_iter=50).fit(X, y)
     np.testing.assert_allclose(free.coef_, plain.coef_)
@@ -278,7 +276,6 @@ def test_estimators_run_a_recipe_of_somebody_else(recipe: Any) -> None:
 
 
 def test_a_recipe_that_is_dp_gd_gives_what_dp_gd_gives() -> None:
-    X, y = labelled()
     np.testing.assert_allclose(classifier(algorithm=my_gd).fit(X, y).coef_, classifier().fit(X, y).coef_)
     bought = classifier(algorithm=my_gd, bounds=None).fit(X, y)  # ranges of the columns come out of the same budget
     assert bought.privacy_.nominal <= 1.0 and "ranges" in bought.result_.state.parts["prepare"]
@@ -286,7 +283,6 @@ def test_a_recipe_that_is_dp_gd_gives_what_dp_gd_gives() -> None:
 
 @pytest.mark.parametrize("recipe", [careless, generous])
 def test_a_recipe_that_does_not_keep_the_budget_is_refused(recipe: Any, tmp_path: Path) -> None:
-    X, y = labelled()
     for bounds in ((-2, 2), None):
         model = classifier(algorithm=recipe, bounds=bounds, checkpoint=tmp_path / "state")
         with pytest.raises(InvalidInput, match=r"pass epsilon and delta on to its Budget: .* not the budget it was"):
@@ -295,7 +291,6 @@ def test_a_recipe_that_does_not_keep_the_budget_is_refused(recipe: Any, tmp_path
 
 
 def test_what_is_no_recipe_is_refused() -> None:
-    X, y = labelled()
     for wrong in (3, "adam", print, lambda *, epsilon, n: 3):
         with pytest.raises(InvalidInput, match="algorithm="):
             classifier(algorithm=wrong).fit(X, y)
@@ -323,7 +318,6 @@ def test_a_filling_with_a_name_of_its_own_is_planned_again_exactly() -> None:
 
 
 def test_parts_of_somebody_else_are_stored_by_where_they_were_declared(tmp_path: Path) -> None:
-    X, y = labelled()
     model = classifier(loss=Probit, algorithm=my_gd, constraint=HalfBall(3.0)).fit(X, y)
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
@@ -333,14 +327,12 @@ def test_parts_of_somebody_else_are_stored_by_where_they_were_declared(tmp_path:
 
 
 def test_the_librarys_own_parts_are_stored_too(tmp_path: Path) -> None:
-    X, y = labelled()
     save(classifier(loss=Logistic, algorithm=algorithms.dp_gd).fit(X, y), tmp_path / "model")
     again = load(tmp_path / "model")
     assert again.loss is Logistic and again.algorithm is algorithms.dp_gd
 
 
 def test_a_recipe_that_was_not_declared_cannot_be_stored(tmp_path: Path) -> None:
-    X, y = labelled()
     local = algorithm(my_gd.function)
     for recipe in (bare_narrow, local):
         with pytest.raises(InvalidInput, match="declare the recipe in a module"):

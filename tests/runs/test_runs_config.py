@@ -67,7 +67,7 @@ def test_what_test_rows_cost() -> None:
     [
         ({"data": ""}, "give the file to train on"),
         ({"epsilon": 0}, "epsilon=0 is not allowed: give a number above 0; inf trains without privacy"),
-        ({"epsilon": math.nan}, "epsilon=nan"),
+        ({"epsilon": math.nan}, "epsilon='nan'"),
         ({"epsilon": "much"}, "epsilon='much'"),
         ({"delta": 1.0}, "delta=1.0"),
         ({"task": "ranking"}, "task='ranking' is not allowed: choose one of"),

@@ -265,8 +265,21 @@ class Federation:
 
     @cached_property
     def digest(self) -> str:
-        """Of what an answer and a promise rest on: a client with another plan refuses to answer."""
-        return _digest(self)
+        """64 bits of all that an answer and a promise rest on: equal for equal plans, whatever the process.
+
+        A client with another plan refuses to answer.
+        """
+        pipe = self.pipe
+        stages = [
+            [stage.name, stage.every, stage.groups, stage.sampler, stage.sampler.divisor(self.terms), stage.source]
+            + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
+            for stage in pipe.stages
+        ]
+        promised = pipe.promise and str(pipe.promise.adjacency)
+        sizes = [self.unit, self.clients, self.terms, self.rounds, self.dtype, self.linear, self.dropouts, self.peak]
+        space = [[leaf.name, tuple(leaf.shape)] for leaf in self.whole.leaves]
+        terms = [stages, promised, sizes, space, self.local, self.down, pipe.wire]
+        return hashlib.blake2b("\n".join(_words(terms)).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def at_clients(self) -> Pipeline:
@@ -419,21 +432,6 @@ def _shortened(share: ClippedSum, own: float) -> ClippedSum:
 
 
 # ---------------------------------------------------------------- the plan
-
-
-def _digest(plan: Federation) -> str:
-    """64 bits of all that a client's answer and a promise rest on: equal for equal plans, whatever the process."""
-    pipe = plan.pipe
-    stages = [
-        [stage.name, stage.every, stage.groups, stage.sampler, stage.sampler.divisor(plan.terms), stage.source]
-        + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
-        for stage in pipe.stages
-    ]
-    promised = pipe.promise and str(pipe.promise.adjacency)
-    sizes = [plan.unit, plan.clients, plan.terms, plan.rounds, plan.dtype, plan.linear, plan.dropouts, plan.peak]
-    space = [[leaf.name, tuple(leaf.shape)] for leaf in plan.whole.leaves]
-    terms = [stages, promised, sizes, space, plan.local, plan.down, pipe.wire]
-    return hashlib.blake2b("\n".join(_words(terms)).encode(), digest_size=8).hexdigest()
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -591,9 +589,6 @@ def _read_answer(
     validate.check(right, "answer", type(data).__name__, remedy)
     body, values = io.BytesIO(data[SEAL:]), {}
 
-    def number(size: int) -> int:
-        return int.from_bytes(taken(size), "little")
-
     def taken(size: int) -> bytes:
         part = body.read(size)
         remedy = "send the whole answer: this one ends too early"
@@ -601,27 +596,23 @@ def _read_answer(
         return part
 
     if divisor is not None:
-        records = number(8)
+        records = int.from_bytes(taken(8), "little")
         validate.positive_int(records=records)
         like = replace(like, divisor=divisor(records), records=records)
     for name, bounded in like.values.items():
-        values[name] = _value(name, bounded, taken(number(4)), codec)
+        part, due = taken(int.from_bytes(taken(4), "little")), bounded.value.numel() * bounded.value.element_size()
+        if codec is not None:
+            value = codec.decode(part, bounded.value)
+        else:
+            remedy = f"send {due} bytes: both sides need the same federation, dtype={bounded.value.dtype} included"
+            validate.check(len(part) == due, f"answer[{name!r}]", f"{len(part)} bytes", remedy)
+            value = torch.frombuffer(bytearray(part), dtype=bounded.value.dtype)
+        remedy = "send finite numbers, as a sum of gradients is"
+        validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
+        values[name] = replace(bounded, value=value)
     more = len(body.read())
     validate.check(not more, "answer", f"{len(data)} bytes", f"send {len(data) - more} bytes, as the plan says")
     return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=len(data))
-
-
-def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> ClippedSum:
-    if codec is not None:
-        value = codec.decode(data, like.value)
-    else:
-        due = like.value.numel() * like.value.element_size()
-        remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
-        validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
-        value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
-    remedy = "send finite numbers, as a sum of gradients is"
-    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
-    return replace(like, value=value)
 
 
 def _answer_in(reply: Letter) -> bytes:

@@ -165,7 +165,12 @@ class FlowerClients(Aggregator):
     def collect(self, round: Round, stage: Stage, context: RunContext) -> Message:
         """The sum of the answers of this stage."""
         order, there = order_of(round, stage), _stage_of(self.plan.at_clients, stage.name)
-        empty = self.nothing(round, there, context)
+        server, fresh = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients), copy(round)
+        fresh.memory = {}
+        # the sum of no records: its sizes, dtypes and bounds are those that every answer must have
+        empty = replace(contribute(fresh, there, server, context.keys), coded={}, dims=0, bytes=0)
+        if there.private:
+            empty = agreed._narrowed(empty, self.plan, there.sampler)
         if self.plan.dropouts is not None:
             return self._secured(order, _LoopsLedger(partial(pay, round, stage, context.ledger)), there, empty)
         visits = self.asked(round, stage, context)
@@ -179,16 +184,6 @@ class FlowerClients(Aggregator):
             silent = f"{self.traffic.silent} rounds in a row (the last was round {order.t})"
             raise NobodyAnswered(f"No valid answer came in {silent}: {why}")
         return self._total(there, empty, answers)
-
-    def nothing(self, round: Round, stage: Stage, context: RunContext) -> Message:
-        """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
-        client = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients)
-        fresh = copy(round)
-        fresh.memory = {}
-        message = replace(contribute(fresh, stage, client, context.keys), coded={}, dims=0, bytes=0)
-        if stage.private:
-            return agreed._narrowed(message, self.plan, stage.sampler)
-        return message
 
     def asked(self, round: Round, stage: Stage, context: RunContext) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
@@ -504,11 +499,4 @@ class SketchStrategy:
         """
         validate.refuse("strategy", "its hooks", "call start(grid, ...): wrappers of strategies cannot drive this one")
 
-    aggregate_train = configure_train
-
-    def configure_evaluate(self, *of_flower: object) -> list[object]:
-        """Nobody: figures of clients' records would be released without being paid for."""
-        return []
-
-    def aggregate_evaluate(self, *of_flower: object) -> None:
-        """Nothing was asked."""
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train

@@ -31,12 +31,12 @@ from torch.nn.utils.parametrize import ParametrizationList
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.layers import operations, rules
-from isthmus.gradients.layers.attention import _AttentionRule, _OutputRule
+from isthmus.gradients.layers.attention import _AttentionRule
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_OutputRule, _AttentionRule, rules._LinearRule, rules._ConvolutionRule]
-_RULES += [rules._NormalisationRule, rules._EmbeddingRule, rules._EmbeddingBagRule]
+_RULES: list[type[AnyRule]] = [_AttentionRule, rules._LinearRule, rules._ConvolutionRule, rules._NormalisationRule]
+_RULES += [rules._EmbeddingRule, rules._EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -140,7 +140,12 @@ class Layers:
         trained = {id(p) for p in module.parameters() if p.requires_grad and not _watched(p)}
         remedy = "give a module with at least one trainable parameter"
         validate.check(bool(trained), "module", type(module).__name__, remedy)
-        self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
+        self._mixers = [
+            (name, layer)
+            for name, layer in module.named_modules()
+            if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+        ]
+        """Layers that take statistics from the batch, or keep them."""
         self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.large = sum(parameter.numel() for parameter in module.parameters()) > _LARGE
@@ -150,8 +155,6 @@ class Layers:
         """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
         self.uses: Counter[str] = Counter()
         """How often each leaf was used in the passes of a batch, gradients of which may come."""
-        self.plain = False
-        """Whether weights are left as they are, as without taps."""
         self.shown: Callable[[AnyRule, Tensor, int], Tensor] | None = None
         """What takes the place of a tap, where a module is tried out."""
         self.learning = False
@@ -200,7 +203,7 @@ class Layers:
         """Parameters that ask for no gradient meanwhile."""
         asking: list[Tensor] = []
         for parameter in parameters:
-            if parameter.requires_grad and not self.plain:
+            if parameter.requires_grad:
                 asking.append(parameter.requires_grad_(False))
         try:
             yield
@@ -243,11 +246,6 @@ class Layers:
     def listens(self) -> bool:
         """Whether rows of the pass in progress are asked for."""
         return self.now.listener is not None and torch.is_grad_enabled()
-
-    @property
-    def batch(self) -> int | None:
-        """The number of examples of the pass in progress, where it is known."""
-        return self.now.batch
 
     def tap_layer(self, rule: AnyRule) -> Handle:
         """A tap around the layer's own forward: what hooks do with its output or its weights is done by others.
@@ -415,7 +413,7 @@ class _Watch:
     def __call__(self, gradient: Tensor) -> None:
         if self.layers.learning:
             self.layers.known.read.add(self.name)
-        elif not self.layers.plain:
+        else:
             raise validate.InvalidInput(
                 f"the parameter {self.name!r} is used outside the pass of its own layer (by other code of the module, "
                 "by a hook, or in the loss), where its gradient cannot be told example by example: call the layer "
@@ -429,17 +427,13 @@ def _watched(parameter: nn.Parameter) -> bool:
     return any(isinstance(hook, _Watch) for hook in (parameter._backward_hooks or {}).values())
 
 
-def _keeps_batch_statistics(layer: nn.Module) -> bool:
-    """Batch norm, and instance norm with running statistics."""
-    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and bool(layer.track_running_stats))
-
-
 def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[AnyRule], dict[str, LeafBinding]]:
     """The layers of a module that have leaves, and the binding of every leaf."""
     rules = [
         rule_for(name, layer, batch_dim)
         for name, layer in module.named_modules()
-        if any(trainable(parameter) for parameter in layer.parameters(recurse=False))
+        # attention reads the weight of its output projection and never calls it: its rule does
+        if any(map(trainable, layer.parameters(recurse=type(layer).forward is nn.MultiheadAttention.forward)))
     ]
     uses: Counter[int] = Counter()
     for rule in rules:

@@ -12,9 +12,10 @@ import pytest
 from scipy import stats
 
 from isthmus.base.validate import InvalidInput
+from isthmus.codecs.bits import pack
 from isthmus.distributed.secagg import SecurePlan, crypto, shamir
 from isthmus.distributed.secagg.plan import _squared_limit, to_integers
-from isthmus.distributed.secagg.wire import from_field, pack, packed_length, to_field, unpack, word
+from isthmus.distributed.secagg.wire import from_field, packed_length, to_field, unpack, word
 from isthmus.privacy import SeededSource, epsilon_of
 from isthmus.privacy.skellam import gaussian_scale
 
