@@ -22,7 +22,6 @@ from isthmus.core import pipeline
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.parts import Problem, Threshold, Update, said
 from isthmus.core.pipeline import Clients, Local, Pipeline, Promise, Release, RunContext, Stage, StepSize
-from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import KEPT, MIXING, PIECES, RANDOM
@@ -349,7 +348,7 @@ class PrivateSide:
         if MIXING in networks and cut:
             networks.append(PIECES)
         assumptions = [line for line in networks if line != RANDOM or not self.seeded]
-        assumptions += [*assumed(pipe, self.bought), *stopped(planned, done)]
+        assumptions += [*pipeline.assumed(pipe, self.bought), *pipeline.stopped(planned, done)]
         if resumed is not None:
             assumptions.append(f"{GONE}, {resumed}: its ledger has what that cost")
         account.assumptions = (*self.promise.assumptions, *assumptions)
@@ -369,18 +368,6 @@ class PrivateSide:
             event = stage.event(promise.adjacency)
             account.add(event, *mechanisms, names=names, count=count, sampler=sampler, noise=noise)
         return account
-
-
-def _same_terms(old: str | None, new: str | None) -> bool:
-    """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
-
-    States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all
-    that differs they go on.
-    """
-    if old == new or old is None or new is None:
-        return old == new
-    terms = json.loads(old)
-    return terms.pop("sound", None) is True and _near(terms, json.loads(new))
 
 
 def _near(old: object, new: object) -> bool:
@@ -558,8 +545,13 @@ def _holders(objective: Problem, clients: Sequence[Problem] | Aggregator | None)
 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
-    """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = _same_terms(state.parts.get("terms"), parts.get("terms"))
+    """The state that a run goes on from; one of other terms (see `PrivateSide.terms`) or dimension is refused."""
+    old, new = state.parts.get("terms"), parts.get("terms")
+    same = old == new
+    if not same and old is not None and new is not None:
+        # states of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less
+        terms = json.loads(old)
+        same = terms.pop("sound", None) is True and _near(terms, json.loads(new))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")

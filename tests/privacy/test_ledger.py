@@ -20,7 +20,7 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.atomic import CannotWrite
 from isthmus.base.validate import InvalidInput
-from isthmus.engine.accountant import Accountant
+from isthmus.engine.engine import Accountant
 from isthmus.privacy import Adjacency, accounting
 from isthmus.privacy.event_json import canonical, to_json
 from isthmus.privacy.ledger import START, BudgetExceeded, Ledger, LedgerCorrupt, RunLedger, _Records
