@@ -147,7 +147,7 @@ def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: U
             remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
             validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
         rounds = rounds_of(binding, sampler, budget.records(binding))
-        plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
+        plan = budget.plan(binding, [Charge("vertex", NoisyMax(1.0), rounds)])
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
         release = Release("vertex", _VertexScores(form), bound, mechanism=mechanism, lift=_Vertex(form))
         stage = Stage(sampler, [release])
@@ -266,7 +266,7 @@ def _suggest_private(facts: Facts) -> Choice:
     dims = facts.parameters if form.rows is None else len(form.rows)
     rounds = _full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
-    spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
+    spent = facts.split(Charge("vertex", NoisyMax(1.0), rounds))["vertex"]
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

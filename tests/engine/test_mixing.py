@@ -140,7 +140,7 @@ def test_a_trial_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2]) and torch.equal(module.own.get_state(), before[3])
     assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
-    assert layers.batch is None and layers.now.listener is None
+    assert layers.now.batch is None and layers.now.listener is None
 
 
 def test_an_argument_that_all_examples_share_may_have_as_many_rows_as_there_are_examples() -> None:

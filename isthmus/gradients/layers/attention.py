@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.layers import rules
@@ -101,8 +100,17 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         needed = "give the causal attn_mask with it, which the layer needs"
         validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, needed)
         fast = is_causal and key_padding_mask is None and not need_weights
-        q, k, v = (self._heads(x.transpose(0, dim)) for x in self._projections(layers, query, key, value))
-        mask = None if fast else _mask(q, key_padding_mask, attn_mask)
+        q, k, v = (self._projected(layers, index, x) for index, x in enumerate((query, key, value)))
+        # numbers to add over (n, heads, targets, sources): what is true in a mask of booleans is closed
+        masks: list[Tensor] = []
+        if attn_mask is not None and not fast:
+            masks.append(attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, q.shape[:2]))
+        if key_padding_mask is not None:
+            masks.append(key_padding_mask[:, None, None, :])
+        for place, x in enumerate(masks):
+            if x.dtype == torch.bool:
+                masks[place] = torch.zeros_like(x, dtype=q.dtype).masked_fill_(x, -math.inf)
+        mask = reduce(torch.add, masks) if masks else None
         if layer.bias_k is not None:
             k, v = (
                 torch.cat([x, self._extra(layers, name, len(x))], 2) for name, x in zip(_EXTRAS, (k, v), strict=True)
@@ -128,38 +136,20 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
             weights = weights.mean(dim=1)
         return output.transpose(0, dim), weights
 
-    def _projections(self, layers: Layers, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Q, K and V, those of the same input by one product."""
-        owned, size = self.layer._parameters, self.layer.embed_dim
+    def _projected(self, layers: Layers, index: int, x: Tensor) -> Tensor:
+        """Q, K or V with a tap: outer products of the input and the gradient."""
+        owned, size, part = self.layer._parameters, self.layer.embed_dim, "qkv"[index]
         stacked, bias = owned["in_proj_weight"], owned["in_proj_bias"]
-        groups = [("q", query), ("k", key), ("v", value)]
-        if stacked is not None and key is value:
-            groups = [("qkv", query)] if query is key else [("q", query), ("kv", key)]
-        projections: list[Tensor] = []
-        for parts, x in groups:
-            rows = slice("qkv".index(parts[0]) * size, ("qkv".index(parts[-1]) + 1) * size)
-            weight = owned[f"{parts}_proj_weight"] if stacked is None else stacked[rows]
-            assert weight is not None
-            z = F.linear(x, weight, None if bias is None else bias[rows])
-            projections += self._tapped(layers, parts, x, z).chunk(len(parts), -1)
-        return projections
-
-    def _tapped(self, layers: Layers, parts: str, x: Tensor, z: Tensor) -> Tensor:
-        """Projections of x side by side, with a tap: outer products of the input and the gradient of each."""
-        wanted = [{s: leaf for s, leaf in self.wanted.items() if s.startswith(f"in_proj.{part}")} for part in parts]
-        dim = self.dim(x)
-        a = x.detach().transpose(0, dim)
-
-        def found(b: Tensor) -> rules.Found:
-            pieces = b.chunk(len(parts), -1)
-            return [
-                found
-                for own, piece in zip(wanted, pieces, strict=True)
-                for found in rules._factored(self, own, a, piece)
-            ]
-
-        feeds = [self.leaves[suffix] for leaves in wanted for suffix in leaves]
-        return layers.tap(self, z, dim, [a], found, feeds) if feeds else z
+        rows = slice(index * size, (index + 1) * size)
+        weight = owned[f"{part}_proj_weight"] if stacked is None else stacked[rows]
+        assert weight is not None
+        z = F.linear(x, weight, None if bias is None else bias[rows])
+        wanted = {suffix: leaf for suffix, leaf in self.wanted.items() if suffix.startswith(f"in_proj.{part}")}
+        if wanted:
+            dim = self.dim(x)
+            a = x.detach().transpose(0, dim)
+            z = layers.tap(self, z, dim, [a], partial(rules._factored, self, wanted, a))
+        return self._heads(z.transpose(0, self.dim(x)))
 
     def _extra(self, layers: Layers, name: str, n: int) -> Tensor:
         """bias_k or bias_v, one of its own for every example."""
@@ -171,38 +161,10 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
             return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
-            rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])
+            rows = layers.tap(self, rows, 0, [], found)
         return self._heads(rows)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(n, heads, positions, size) of a projection, examples in front."""
         heads: Tensor = x.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
         return heads.transpose(1, 2)
-
-
-class _OutputRule(rules._LinearRule):
-    """The output projection of an attention layer: torch reads its weight and never calls it, so its owner has to."""
-
-    kinds = (NonDynamicallyQuantizableLinear,)
-
-    def install(self, layers: Layers) -> list[rules.Handle]:
-        """The taps of a linear layer, and a forward that calls it in every owner that has none yet."""
-        handles = super().install(layers)
-        for name, owner in layers.module.named_modules():
-            mine = isinstance(owner, nn.MultiheadAttention) and owner.out_proj is self.layer
-            if mine and type(owner).forward is nn.MultiheadAttention.forward and "forward" not in owner.__dict__:
-                handles += _AttentionRule(name, owner).install(layers)
-        return handles
-
-
-def _mask(q: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """The numbers to add, over (n, heads, targets, sources); what is true in a mask of booleans is closed."""
-    masks: list[Tensor] = []
-    if mask is not None:
-        masks.append(mask[None, None] if mask.dim() == 2 else mask.unflatten(0, q.shape[:2]))
-    if padding is not None:
-        masks.append(padding[:, None, None, :])
-    for place, x in enumerate(masks):
-        if x.dtype == torch.bool:
-            masks[place] = torch.zeros_like(x, dtype=q.dtype).masked_fill_(x, float("-inf"))
-    return functools.reduce(torch.add, masks) if masks else None

@@ -31,12 +31,12 @@ from torch.nn.utils.parametrize import ParametrizationList
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.layers import operations, rules
-from isthmus.gradients.layers.attention import _AttentionRule, _OutputRule
+from isthmus.gradients.layers.attention import _AttentionRule
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_OutputRule, _AttentionRule, rules._LinearRule, rules._ConvolutionRule]
-_RULES += [rules._NormalisationRule, rules._EmbeddingRule, rules._EmbeddingBagRule]
+_RULES: list[type[AnyRule]] = [_AttentionRule, rules._LinearRule, rules._ConvolutionRule, rules._NormalisationRule]
+_RULES += [rules._EmbeddingRule, rules._EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -140,7 +140,12 @@ class Layers:
         trained = {id(p) for p in module.parameters() if p.requires_grad and not _watched(p)}
         remedy = "give a module with at least one trainable parameter"
         validate.check(bool(trained), "module", type(module).__name__, remedy)
-        self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
+        self._mixers = [
+            (name, layer)
+            for name, layer in module.named_modules()
+            if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+        ]
+        """Layers that take statistics from the batch, or keep them."""
         self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.large = sum(parameter.numel() for parameter in module.parameters()) > _LARGE
@@ -148,10 +153,6 @@ class Layers:
         first = next(self.parameters())
         self.anchor = torch.zeros((), device=first.device, requires_grad=True)
         """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
-        self.uses: Counter[str] = Counter()
-        """How often each leaf was used in the passes of a batch, gradients of which may come."""
-        self.plain = False
-        """Whether weights are left as they are, as without taps."""
         self.shown: Callable[[AnyRule, Tensor, int], Tensor] | None = None
         """What takes the place of a tap, where a module is tried out."""
         self.learning = False
@@ -200,7 +201,7 @@ class Layers:
         """Parameters that ask for no gradient meanwhile."""
         asking: list[Tensor] = []
         for parameter in parameters:
-            if parameter.requires_grad and not self.plain:
+            if parameter.requires_grad:
                 asking.append(parameter.requires_grad_(False))
         try:
             yield
@@ -244,11 +245,6 @@ class Layers:
         """Whether rows of the pass in progress are asked for."""
         return self.now.listener is not None and torch.is_grad_enabled()
 
-    @property
-    def batch(self) -> int | None:
-        """The number of examples of the pass in progress, where it is known."""
-        return self.now.batch
-
     def tap_layer(self, rule: AnyRule) -> Handle:
         """A tap around the layer's own forward: what hooks do with its output or its weights is done by others.
 
@@ -274,7 +270,7 @@ class Layers:
                 return output
             self._check_dimensions(rule, output)
             inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
-            return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
+            return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs))
 
         return self.replace_forward(layer, rule.parameters, run)
 
@@ -326,23 +322,14 @@ class Layers:
                     "of flatten())"
                 )
 
-    def tap(
-        self,
-        rule: AnyRule,
-        output: Tensor,
-        dim: int,
-        inputs: Sequence[Tensor],
-        rows_of: RowsOf,
-        feeds: Iterable[str] = (),
-    ) -> Tensor:
+    def tap(self, rule: AnyRule, output: Tensor, dim: int, inputs: Sequence[Tensor], rows_of: RowsOf) -> Tensor:
         """An output of a layer with a tap on it: its gradient gives the rows of this and perhaps other layers.
 
         The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
-        before the gradient arrives; `feeds` names the leaves whose rows it gives, each as often as it does.
+        before the gradient arrives.
         """
         if self.shown is not None:
             return self.shown(rule, output, dim)
-        self.uses.update(feeds)
         token, versions = self.now.token, [*map(_VERSION, inputs)]
 
         def push(b: Tensor) -> None:
@@ -415,7 +402,7 @@ class _Watch:
     def __call__(self, gradient: Tensor) -> None:
         if self.layers.learning:
             self.layers.known.read.add(self.name)
-        elif not self.layers.plain:
+        else:
             raise validate.InvalidInput(
                 f"the parameter {self.name!r} is used outside the pass of its own layer (by other code of the module, "
                 "by a hook, or in the loss), where its gradient cannot be told example by example: call the layer "
@@ -429,17 +416,13 @@ def _watched(parameter: nn.Parameter) -> bool:
     return any(isinstance(hook, _Watch) for hook in (parameter._backward_hooks or {}).values())
 
 
-def _keeps_batch_statistics(layer: nn.Module) -> bool:
-    """Batch norm, and instance norm with running statistics."""
-    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and bool(layer.track_running_stats))
-
-
 def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[AnyRule], dict[str, LeafBinding]]:
     """The layers of a module that have leaves, and the binding of every leaf."""
     rules = [
         rule_for(name, layer, batch_dim)
         for name, layer in module.named_modules()
-        if any(trainable(parameter) for parameter in layer.parameters(recurse=False))
+        # attention reads the weight of its output projection and never calls it: its rule does
+        if any(map(trainable, layer.parameters(recurse=type(layer).forward is nn.MultiheadAttention.forward)))
     ]
     uses: Counter[int] = Counter()
     for rule in rules:

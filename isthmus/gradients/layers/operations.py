@@ -26,7 +26,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -36,6 +35,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import validate
@@ -333,7 +333,7 @@ def _operate(func: Function, args: Args, kwargs: Kwargs) -> object:
         return op.of(_without_history(op.leaves))
     value = op.values[0]
     leaf = value.history.leaves[0]
-    n = leaf.n if leaf.layers.batch is None else leaf.layers.batch
+    n = leaf.n if leaf.layers.now.batch is None else leaf.layers.now.batch
     if leaf.single:
         return _without_examples(op)
     if n is None:
@@ -364,17 +364,13 @@ def _one_for_each(value: _SharedTensor, place: object, size: int, n: int, x: Ten
     if size != n:
         known.shared_places.add(key)
     elif key not in known.example_places:
-        if x is not None and (_fixed(x, leaf.layers.module) or rules._counts(x)):
+        held = itertools.chain(leaf.layers.module.buffers(), leaf.layers.module.parameters())
+        fixed = {tensor.untyped_storage().data_ptr() for tensor in held}
+        if x is not None and (x.untyped_storage().data_ptr() in fixed or rules._counts(x)):
             known.shared_places.add(key)
         else:
             known.example_places.add(key)
     return key not in known.shared_places
-
-
-def _fixed(x: Tensor, module: nn.Module) -> bool:
-    """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
-    tensors = itertools.chain(module.buffers(), module.parameters())
-    return any(x.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() for held in tensors)
 
 
 def _dim(value: _SharedTensor, ndim: int) -> int:
@@ -668,8 +664,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
 def _tap(values: list[_SharedTensor], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
-    feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
@@ -786,23 +781,22 @@ def _read(op: _Operation) -> Tensor | None:
     return _lower(below, index)
 
 
+_CONVOLUTIONS: tuple[Callable[..., _ConvNd], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def _convolution(op: _Operation) -> Tensor | None:
     """A linear layer over patches; the bias has the sum over places."""
     named = op.named("input weight bias stride padding dilation groups", stride=1, padding=0, dilation=1, groups=1)
-    x, weight, bias, groups = named["input"], named["weight"], named["bias"], named["groups"]
+    x, weight, bias = (named.pop(name) for name in ("input", "weight", "bias"))
     if not isinstance(weight, _SharedTensor) or not is_batchedtensor(x) or x.ndim != weight.ndim:
         return None
-    biases, spans = [bias] if isinstance(bias, _SharedTensor) else [], {}
-    for name in ("stride", "padding", "dilation"):
-        value = named[name]
-        spans[name] = (value,) * (x.ndim - 2) if isinstance(value, int) else value
-    sizes = {"in_channels": weight.shape[1] * groups, "out_channels": len(weight), "kernel_size": weight.shape[2:]}
-    layer: Any = SimpleNamespace(**spans, **sizes, groups=groups, weight=_numbers(weight), padding_mode="zeros")
+    biases = [bias] if isinstance(bias, _SharedTensor) else []
+    kind, (q, p, *size) = _CONVOLUTIONS[x.ndim - 3], weight.shape
 
     def below(n: int, whole: list[Tensor]) -> Tensor:
         x = whole[0].flatten(0, 1)
-        kept = x.detach()
-        out = op.func(x, _numbers(weight), *map(_numbers, biases), groups=groups, **spans)
+        kept, layer = x.detach(), kind(p * named["groups"], q, size, bias=False, device="meta", **named)
+        out = op.func(x, _numbers(weight), *map(_numbers, biases), **named)
 
         def rows(b: Tensor) -> Found:
             b = b.flatten(2)
@@ -818,17 +812,12 @@ def _convolution(op: _Operation) -> Tensor | None:
     return out if bias is None or biases else out + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _filled(op: _Operation) -> Tensor:
-    """vmap knows no `masked_fill` with a value for each example."""
-    x, mask, value = op.args
-    return torch.where(mask, value, x)
-
-
 FACTORED: dict[str, Callable[[_Operation], Tensor | None]] = {
     "linear": _linear,
     "addmm": _addmm,
     "einsum": _einsum,
-    "masked_fill": _filled,
+    # vmap knows none with a value for each example
+    "masked_fill": lambda op: torch.where(op.args[1], op.args[2], op.args[0]),
 }
 FACTORED |= dict.fromkeys(("matmul", "rmatmul", "mm"), _matmul)
 FACTORED |= dict.fromkeys(TABLES, _read)
@@ -883,31 +872,27 @@ class _OperationRule(LayerRule[nn.Module]):
 def _trace_layers(layers: Layers) -> list[Handle]:
     """Parameters without taps of their layer's are handed, as shared tensors, to whoever computes with them.
 
-    The root hands out those that are read outside their layers.
+    That is the layer itself, or the nearest module above one that only holds parameters.  The root hands out those that
+    are read outside their layers.
     """
     hosts: dict[nn.Module, list[_OperationRule]] = {}
     if not any(rule.layer is layers.module and not isinstance(rule, _OperationRule) for rule in layers.sites):
         hosts[layers.module] = []
     for rule in layers.sites:
-        if isinstance(rule, _OperationRule):
-            hosts.setdefault(_owner(rule, layers.module), []).append(rule)
+        if not isinstance(rule, _OperationRule):
+            continue
+        path, host = rule.name, rule.layer
+        while isinstance(host, _HOLDERS):
+            remedy = "give the module that computes with these parameters: this one only holds them"
+            validate.check(bool(path), "module", type(rule.layer).__name__, remedy)
+            path = path.rpartition(".")[0]
+            host = layers.module.get_submodule(path)
+        hosts.setdefault(host, []).append(rule)
     handles: list[Handle] = []
     for layer, own in hosts.items():
         parameters = [parameter for rule in own for parameter in rule.parameters]
         handles.append(layers.replace_forward(layer, parameters, _TracedForward(layer, layers, own).run))
     return handles
-
-
-def _owner(rule: _OperationRule, module: nn.Module) -> nn.Module:
-    """The layer itself, or the nearest module above one that only holds parameters."""
-    path, layer = rule.name, rule.layer
-    while isinstance(layer, _HOLDERS):
-        if not path:
-            remedy = "give the module that computes with these parameters: this one only holds them"
-            validate.refuse("module", type(rule.layer).__name__, remedy)
-        path = path.rpartition(".")[0]
-        layer = module.get_submodule(path)
-    return layer
 
 
 class _TracedForward:
@@ -957,8 +942,7 @@ class _TracedForward:
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
-        pairs = zip(leaves, cuts, strict=True)
-        call = tuple((cut, *_without(x.shape, cut)) if isinstance(x, Tensor) else None for x, cut in pairs)
+        call = shapes_of_one(leaves, cuts)
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
@@ -1000,7 +984,7 @@ class _TracedForward:
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
-        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.batch
+        held, n = [x for x in leaves if _is_plain(x) and x.ndim], self.layers.now.batch
         if n is None:
             n = next((x.shape[self._dim(x)] for x in held), 0)
         cuts = self._cuts(leaves, n)
@@ -1068,7 +1052,7 @@ class _TracedForward:
             )
             return []
 
-        return self.layers.tap(self.rules[0], x, 0, [], refuse, self.rules[0].leaves.values())
+        return self.layers.tap(self.rules[0], x, 0, [], refuse)
 
     @contextmanager
     def _unchanged(self, leaves: Leaves) -> Iterator[None]:
@@ -1084,6 +1068,12 @@ class _TracedForward:
             raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
 
 
-def _without(shape: torch.Size, cut: int | None) -> list[int]:
-    """The sizes of one example's part."""
-    return [size for place, size in enumerate(shape) if place != cut]
+def shapes_of_one(leaves: Leaves, cuts: list[int | None]) -> Hashable:
+    """The shapes of one example's arguments, and where the batch keeps its examples."""
+    shapes: list[Hashable] = []
+    for x, cut in zip(leaves, cuts, strict=True):
+        if isinstance(x, Tensor):
+            shapes.append((x.dtype, cut, *(size for place, size in enumerate(x.shape) if place != cut)))
+        else:
+            shapes.append(None)
+    return tuple(shapes)

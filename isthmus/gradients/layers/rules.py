@@ -6,6 +6,7 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from isthmus.base import validate
@@ -301,9 +303,7 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The places, whose examples are in front unless there are positions."""
         index: Tensor = self.input(args, kwargs)
-        if index.ndim < 2:
-            return (index, 0) if index.ndim else None
-        return index, self.batch_dim
+        return (index, _examples_dim(index.ndim + 1, self.batch_dim)) if index.ndim else None
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """The places and the gradients there; positions 0, 1, 2, ... that all share would pass for one an example."""
@@ -347,7 +347,11 @@ class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
         if index.ndim == 1:
             if offsets is None:
                 validate.refuse("offsets", offsets, "give the start of every bag, which a flat input needs")
-            index, weights = _bags(index, weights, offsets, layer.include_last_offset)
+            if not layer.include_last_offset:
+                offsets = torch.cat([offsets, offsets.new_full((1,), len(index))])
+            # rows filled up with place 0 and weight 0: the longest bag decides, so the host waits for it
+            sizes, bags = offsets.diff().tolist(), slice(int(offsets[0]), int(offsets[-1]))
+            index, weights = (pad_sequence(x[bags].split(sizes), batch_first=True) for x in (index, weights))
         if layer.padding_idx is not None:
             weights = weights * (index != layer.padding_idx)
         if layer.mode == "mean":
@@ -373,15 +377,6 @@ def _table_rows(index: Tensor, values: Tensor, vocabulary: int, padding: int | N
     if padding is not None:
         values = values.masked_fill((index == padding)[:, :, None], 0.0)
     return Lookup(index, values, vocabulary)
-
-
-def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-    """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
-    if not last:
-        offsets = torch.cat([offsets, offsets.new_full((1,), len(index))])
-    sizes, bags = offsets.diff().tolist(), slice(int(offsets[0]), int(offsets[-1]))
-    places, shares = (nn.utils.rnn.pad_sequence(x[bags].split(sizes), batch_first=True) for x in (index, weights))
-    return places, shares
 
 
 # ------------------------------------------------------------ normalisations: a scale and a shift inside one example
@@ -451,14 +446,10 @@ class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _I
 
     def normal(self, x: Tensor) -> Tensor:
         """The input normalised, without scale and shift."""
-        layer = self.layer
-        if isinstance(layer, nn.RMSNorm):
-            return F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
-        if isinstance(layer, nn.LayerNorm):
-            return F.layer_norm(x, list(layer.normalized_shape), None, None, layer.eps)
-        if isinstance(layer, nn.GroupNorm):
-            return F.group_norm(x, layer.num_groups, None, None, layer.eps)
-        return F.instance_norm(x, eps=layer.eps)
+        bare = copy.copy(self.layer)
+        bare._parameters = dict.fromkeys(bare._parameters)
+        forward: Callable[..., Tensor] = type(bare).forward
+        return forward(bare, x)
 
     def channels(self, x: Tensor) -> Tensor:
         """(n, C): the sums over places."""
@@ -514,7 +505,10 @@ def _weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
     b = b.unflatten(1, (groups, q))
     spans = row_spans(n, groups * places * p * work.itemsize)
-    if places * groups > 1 and _prefer_products(n * groups, places, p + ones, q, work.itemsize):
+    factors, products = places * (p + ones + q), (p + ones) * q
+    # sums are computed once, where factors are multiplied again for norms, sums and codes: twice as large they may be
+    small = products <= 2 * factors and n * groups * products * work.itemsize <= _PRODUCT_BYTES
+    if places * groups > 1 and (products <= factors or small):
         return Dense(_products(layer, x, b, spans, ones))
     a = x.new_empty(n, groups, places, p)
     for lo, hi in spans:
@@ -523,18 +517,6 @@ def _weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     if groups > 1:
         return Stack([(str(j), Outer(a[:, j], b[:, j], ones)) for j in range(groups)])
     return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, 0], b[:, 0], ones)
-
-
-def _prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
-    """Whether q x p sums are smaller than their factors; below `_PRODUCT_BYTES` they may be twice as large.
-
-    They are computed once, where factors are multiplied again for norms, sums and codes.
-
-    >>> _prefer_products(250, 25, 257, 32, 4), _prefer_products(250, 4, 257, 64, 4)
-    (True, False)
-    """
-    factors, products = places * (p + q), p * q
-    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= _PRODUCT_BYTES)
 
 
 def _patches(layer: _ConvNd, x: Tensor) -> Tensor:
@@ -597,19 +579,17 @@ def _convolved(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
 
 def _padded(layer: _ConvNd, x: Tensor) -> Tensor:
     """The input with what the layer adds around it."""
-    margins = [width for pair in reversed(_margins(layer)) for width in pair]
+    if layer.padding == "valid":
+        return x
+    if layer.padding == "same":
+        spare = [gap * (size - 1) for size, gap in zip(layer.kernel_size, layer.dilation, strict=True)]
+        pairs = [(total // 2, total - total // 2) for total in spare]
+    else:
+        pairs = [(int(width), int(width)) for width in layer.padding]
+    margins = [width for pair in reversed(pairs) for width in pair]
     if not any(margins):
         return x
     return F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
-
-
-def _margins(layer: _ConvNd) -> list[tuple[int, int]]:
-    """How much is added before and after, in each dimension."""
-    sizes = list(zip(layer.kernel_size, layer.dilation, strict=True))
-    if not isinstance(layer.padding, str):
-        return [(width, width) for width in layer.padding]
-    spare = [gap * (size - 1) if layer.padding == "same" else 0 for size, gap in sizes]
-    return [(total // 2, total - total // 2) for total in spare]
 
 
 # ------------------------------------------------------------ examples that come in several pieces
@@ -636,9 +616,10 @@ def _folded(rows: Rows, n: int) -> Rows:
         return rows
     k = rows.n // n
     if isinstance(rows, Outer) and isinstance(rows.a, Tensor):
-        return Outer(_joined(rows.a, n), _joined(rows.b, n), rows.ones)
+        a, b = (x.reshape(n, -1, x.shape[-1]) for x in (rows.a, rows.b))
+        return Outer(a, b, rows.ones)
     if isinstance(rows, Lookup):
-        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.p), rows.q)
     if isinstance(rows, Stack):
         return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):
@@ -648,7 +629,3 @@ def _folded(rows: Rows, n: int) -> Rows:
         return rows.part(lo * k, hi * k).dense().view(hi - lo, k, rows.d).sum(1)
 
     return Lazy(sums, n, rows.d, dtype=rows.dtype, device=rows.device)
-
-
-def _joined(x: Tensor, n: int) -> Tensor:
-    return x.reshape(n, -1, x.shape[-1])

@@ -34,22 +34,22 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import weakref
 from collections.abc import Callable, Hashable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus.base import secret, validate
 from isthmus.gradients.layers.forward_guard import RandomStates
 from isthmus.gradients.layers.layers import Layers, tap
-from isthmus.gradients.layers.operations import Leaves, _near_enough
+from isthmus.gradients.layers.operations import Leaves, _near_enough, shapes_of_one
 from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, _pieces_of
 from isthmus.gradients.rows import Rows
 
@@ -109,7 +109,7 @@ def look(
             with RandomStates(layers.anchor.device) as dice, torch.enable_grad(), suppress(Exception):
                 _Trial(layers, run, dice).prepare(batch.take(torch.tensor([0, 0])))
         return None
-    shape = way, batch.shape()
+    shape = way, shapes_of_one(batch.leaves, batch.cuts)
     first, before = False, known.trusted.get(shape, frozenset())
     if shape not in known.trusted:
         # pieces of examples are seen where they were seen in a trial of the same shapes only
@@ -179,11 +179,7 @@ def _holds(x: Tensor, part: Tensor) -> bool:
     pairs = list(zip(x.shape, part.shape, strict=True))
     if any(size < short for size, short in pairs):
         return True
-    slack = 1e-3
-    if x.dtype == torch.float64:
-        slack = 1e-5
-    elif x.element_size() < 4:
-        slack = 3e-2
+    slack = {torch.float64: 1e-5, torch.float32: 1e-3}.get(x.dtype, 3e-2)
     begins, ends = x[tuple(slice(short) for _, short in pairs)], x[tuple(slice(a - b, a) for a, b in pairs)]
     return _near(begins, part, slack) or _near(ends, part, slack)
 
@@ -260,19 +256,6 @@ class _Batch:
         leaves, spec = tree_flatten((args, kwargs))
         leaves = tree_map_only(Tensor, Tensor.detach, leaves)
         return cls(leaves, spec, [examples_of(leaf, n, dim) for leaf in leaves], n)
-
-    def shape(self) -> Hashable:
-        """The shapes of one example's arguments."""
-        shapes: list[Hashable] = []
-        for x, cut in zip(self.leaves, self.cuts, strict=True):
-            if isinstance(x, Tensor):
-                sizes = list(x.shape)
-                if cut is not None:
-                    del sizes[cut]
-                shapes.append((x.dtype, cut, *sizes))
-            else:
-                shapes.append(None)
-        return tuple(shapes)
 
     def arguments(self) -> tuple[Args, Kwargs]:
         """As the module takes them; copies, which it may change in place."""
@@ -488,8 +471,7 @@ class _Trial:
 
     def _plain(self, batch: _Batch, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
-        probe = self._probe()
-        probe.plain = True
+        probe = self._probe(tapped=False)
         _quiet(probe.module)
         bindings = [probe.bindings[name] for name in self.names]
         parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
@@ -504,11 +486,12 @@ class _Trial:
         gradients = dict(zip(map(id, parameters), _parameter_rows, strict=True))
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self) -> Layers:
-        """Taps on a copy of the module."""
+    def _probe(self, tapped: bool = True) -> Layers:
+        """A copy of the module, with taps or without."""
         twin = _twin_of(self.module, self.trained)
         probe = Layers(twin, batch_first=self.layers.batch_dim == 0, known=self.layers.known)
-        probe.attach()
+        if tapped:
+            probe.attach()
         return probe
 
     def _run(self, probe: Layers, batch: _Batch) -> Leaves:
@@ -576,7 +559,7 @@ def _recorded(
     """An output with a tap that records what passes, with some examples exchanged for a value."""
     place, k = len(seen.got), 0
     if output.ndim > dim and output.is_floating_point():
-        k = _pieces_of(output.shape[dim], layers.batch)
+        k = _pieces_of(output.shape[dim], layers.now.batch)
     divided = k == 1 or (k > 1 and dim == 0)
 
     def examples(x: Tensor) -> Tensor | None:
@@ -628,7 +611,7 @@ def _quiet(module: nn.Module) -> None:
 
 # ------------------------------------------------------------ a copy to try things on
 
-PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
+_PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
 
 
 def _twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
@@ -651,7 +634,9 @@ def _twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
                 memo.setdefault(id(value), value.detach().clone())  # what a pass has left behind has a history
             elif isinstance(value, torch.Generator):
                 memo[id(value)] = value.clone_state()
-            elif not isinstance(value, PLAIN) and not _ours(value):
+            elif isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
+                continue  # bound to the copy
+            elif not isinstance(value, _PLAIN):
                 memo[id(value)] = value
     try:
         twin = copy.deepcopy(module, memo)
@@ -673,22 +658,14 @@ def _generator_states(module: nn.Module) -> list[bytes]:
     return [bytes(x.get_state().tolist()) for x in attributes if isinstance(x, torch.Generator)]
 
 
-def _ours(value: object) -> bool:
-    """Whether an attribute must be bound to the copy: a method of a module."""
-    return isinstance(value, FunctionType) or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
-
-
 # ------------------------------------------------------------ between the parts that a loop calls by themselves
 
 _CHANGES = ("__setitem__", "__set__", "register_hook")
 """Operations that return no tensor and matter all the same."""
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(int):
     """Stands for a tensor, of an earlier step or from elsewhere, in what is written down."""
-
-    number: int
 
 
 @dataclass(eq=False)
@@ -736,12 +713,10 @@ class LoopRecorder:
         """Another batch, or none: tensors that are still around become plain ones at their next use."""
         self.token: object = object()
         """Whose pass it is that is followed."""
-        self.parted = False
-        """Whether a part was called by itself."""
         self.steps: list[_Step] = []
         self.given: dict[int, Tensor] = {}
         """What came from elsewhere, examples or what they share, by place."""
-        self.returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.returned = WeakIdKeyDictionary()
         """What the module itself returned, which is handed to the loop as it is."""
 
     def enter(self, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
@@ -757,21 +732,16 @@ class LoopRecorder:
                 self.forget()
                 self.token = now.token
             self._call = _Step(name, tree_map_only(Tensor, self._place, leaves), spec)
-            if name:
-                self._check_followed(self._call)
+            given = [self.given[x] for x in self._call.leaves if isinstance(x, _Place) and x in self.given]
+            if name and any(map(self._of_module, given)):
+                raise validate.InvalidInput(
+                    f"the part {name!r} of the module is given a tensor that was computed from what the module "
+                    "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
+                    "functions, or code after the module's own forward): examples could meet there unseen; move "
+                    "this code into the module's forward"
+                )
         args, kwargs = tree_map_only(_Followed, _plain, (args, kwargs))
         return args, kwargs
-
-    def _check_followed(self, part: _Step) -> None:
-        """Refuse a part that is given what came of the module by a way that is not written down."""
-        given = [x.number for x in part.leaves if isinstance(x, _Place) and x.number in self.given]
-        if any(self._of_module(self.given[number]) for number in given):
-            raise validate.InvalidInput(
-                f"the part {part.what!r} of the module is given a tensor that was computed from what the module "
-                "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
-                "functions, or code after the module's own forward): examples could meet there unseen; move "
-                "this code into the module's forward"
-            )
 
     def _check_again(self, name: str) -> None:
         """Refuse a part that computes inside a backward pass and was not called by the loop before."""
@@ -792,19 +762,20 @@ class LoopRecorder:
         self.steps.append(call)
         if not call.what:
             return mapped(partial(self.keep, call), output)
-        self.parted = True
         self.layers.now.pieces = None  # those of a part are compared with nothing
         return mapped(partial(self.mark, call), output)
 
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
-        if not self.parted or self.token is not self.layers.now.token:
+        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
+        if self.token is not self.layers.now.token or not any(self.steps[place].what for place in calls):
             return
+        self.steps = self.steps[: calls[-1] + 1]  # what comes after the last part is the loss
         given = tree_map_only(_Followed, _plain, tuple(self.given.values()))
-        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.tried())
+        names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.steps)
         self.token = object()  # what is done again is not written down
         try:
-            look(self.layers, given, {}, self.layers.batch, lambda module, args, _: self.again(module, args), names)
+            look(self.layers, given, {}, self.layers.now.batch, lambda module, args, _: self.again(module, args), names)
         finally:
             self.layers.now.pieces = None
             self.forget()
@@ -815,9 +786,8 @@ class LoopRecorder:
     def _place(self, x: Tensor) -> _Place:
         if self._followed(x):
             return _Place(x.place)
-        known = self.returned.get(id(x))
-        if known is not None and known[0]() is x:
-            return _Place(known[1])
+        if x in self.returned:
+            return _Place(self.returned[x])
         for place, other in self.given.items():
             if other is x:
                 return _Place(place)
@@ -854,23 +824,18 @@ class LoopRecorder:
     def keep(self, step: _Step, x: Tensor) -> Tensor:
         """A result of the module itself, as it is."""
         step.results.append(next(self._places))
-        self.returned[id(x)] = weakref.ref(x), step.results[-1]
+        self.returned[x] = step.results[-1]
         return x
-
-    def tried(self) -> list[_Step]:
-        """The steps up to the last part that was called."""
-        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
-        return self.steps[: calls[-1] + 1]
 
     def again(self, module: nn.Module, given: Args) -> list[Tensor]:
         """What the parts return that no later step uses, of other examples; `module` may be a copy."""
         known: dict[int, Tensor] = {}
         answer: list[Tensor] = []
-        used = {x.number for step in self.tried() for x in step.leaves if isinstance(x, _Place)}
+        used = {x for step in self.steps for x in step.leaves if isinstance(x, _Place)}
         for (place, before), x in zip(self.given.items(), given, strict=True):
             known[place] = x.requires_grad_(before.requires_grad and before.is_leaf)
-        for step in self.tried():
-            leaves = [known[x.number] if isinstance(x, _Place) else x for x in step.leaves]
+        for step in self.steps:
+            leaves = [known[x] if isinstance(x, _Place) else x for x in step.leaves]
             args, kwargs = tree_unflatten(leaves, step.spec)
             found: list[Tensor] = []
             if isinstance(step.what, str):

@@ -10,11 +10,20 @@ from torch import nn
 
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
-from isthmus.objectives.module import merged
+from isthmus.gradients.layers.trial import look
+from isthmus.gradients.rows import total
 from isthmus.sketches import Coordinates, CountSketch, Kronecker
 from isthmus.sketches.public import SubspaceMap
 
 ORDS = (1, 2, math.inf)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def places(*shape, vocabulary=7, seed=0):
+    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Built(nn.Module):
@@ -57,13 +66,23 @@ def attached(module, **options):
     return layers
 
 
-def capture(module, loss, x, y, batch_dim=0):
+def capture(module, loss, x, y, batch_dim=0, tried=False):
     """The layers of a copy of the module, and its rows: one forward and one backward pass of the whole batch."""
     layers = attached(copy.deepcopy(module), batch_first=batch_dim == 0)
+    if tried:
+        look(layers, (x,), {}, len(x))
     seen = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), x.shape[batch_dim]):
         loss(layers.module(x), y).backward()
-    return layers, Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+    return layers, Stack([(name, total(pieces)) for name, pieces in seen.items()])
+
+
+def agrees_in_bfloat16(module, x, y):
+    """The rows under autocast have its precision."""
+    exact = truth(module, squares, x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, rows = capture(module, lambda output, target: squares(output.float(), target), x, y)
+    assert float((rows.dense() - exact).norm() / exact.norm()) < 0.05  # bfloat16 has 8 bits
 
 
 def agree(module, x, y, loss=squares, batch_dim=0, tolerance=None):

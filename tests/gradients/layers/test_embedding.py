@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from layer_reference import Built, agree, attached, capture
+from layer_reference import Built, agree, attached, capture, draw, places
 from torch import nn
 
 from isthmus.base.space import Space
@@ -17,14 +17,6 @@ from isthmus.gradients.rows import Lookup
 from isthmus.sketches import Kronecker
 
 DTYPES = [torch.float64, torch.float32]
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def places(*shape, vocabulary=7, seed=0):
-    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import inspect
 
@@ -225,16 +224,11 @@ def test_a_table_that_all_examples_read_at_the_same_places(n):
     torch.manual_seed(0)
     module = Built(attend, bias=nn.Embedding(6, 2), first=nn.Linear(P, P), out=nn.Linear(P, 2)).double()
     x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
-    plain = copy.deepcopy(module)
-    layers = attached(module)
-    look(layers, (x,), {}, n)  # where 5 examples have 5 positions, it is known from the trial what is what
-    seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: seen[name].append(rows), n):
-        squares(module(x), y).backward()
-    total = sum(rows.dense() for rows in seen["bias"])
+    # where 5 examples have 5 positions, it is known from the trial what is what
+    total = dict(capture(module, squares, x, y, tried=True)[1].leaves())["bias"].dense()
     for i in range(n):  # the first example has no mask
         both = x[i : i + 1] if i == 0 else x[[i, i]]
-        exact = torch.autograd.grad(squares(plain(both)[-1:], y[i : i + 1]), plain.bias.weight)[0]
+        exact = torch.autograd.grad(squares(module(both)[-1:], y[i : i + 1]), module.bias.weight)[0]
         torch.testing.assert_close(total[i], exact.flatten(), rtol=1e-10, atol=1e-12)
 
 
@@ -296,18 +290,10 @@ def test_a_constant_with_as_many_entries_as_examples_is_told_from_a_trial():
     parts = {"scale": nn.Parameter(torch.tensor(0.7)), "first": nn.Linear(P, P), "out": nn.Linear(P, 2)}
     module = Built(sinusoid, **parts).double()
     for n in (8, 5):  # the trial of eight examples is one of six
-        layers = Layers(module)
-        handles = layers.attach()
         x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
         exact = truth(module, squares, x, y)
-        look(layers, (x,), {}, n)
-        seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
-        with layers.listening(lambda name, rows, seen=seen: seen[name].append(rows), n):
-            squares(module(x), y).backward()
-        total = sum(rows.dense() for rows in seen["scale"])
+        total = dict(capture(module, squares, x, y, tried=True)[1].leaves())["scale"].dense()
         torch.testing.assert_close(total[:, 0], exact[:, 0], rtol=1e-10, atol=1e-12)
-        for handle in handles:
-            handle.remove()
 
 
 REFUSED = {
