@@ -217,7 +217,7 @@ class TargetHalf(SumPurchase):
         """1: a record is on one side."""
         return Clip(ROOT)
 
-    def rows(self, objective: LinearModel) -> Glm:
+    def rows(self, objective: LinearModel) -> Rows:
         """The sign of y."""
         return _numbers_of(objective.y.double().sign())
 
@@ -242,7 +242,7 @@ class TargetReach(SumPurchase):
         """1: a record is in reach, or is not."""
         return Clip(ROOT)
 
-    def rows(self, objective: LinearModel) -> Glm:
+    def rows(self, objective: LinearModel) -> Rows:
         """1 where y is in reach, else 0."""
         return _numbers_of((objective.y.abs() <= 1).double())
 
@@ -268,7 +268,7 @@ class TargetMean(SumPurchase):
         """1."""
         return Clip(ROOT)
 
-    def rows(self, objective: LinearModel) -> Glm:
+    def rows(self, objective: LinearModel) -> Rows:
         """y."""
         return _numbers_of(objective.y.double().clamp(-1, 1))
 
@@ -309,7 +309,7 @@ def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
     return items
 
 
-def _numbers_of(numbers: Tensor) -> Glm:
+def _numbers_of(numbers: Tensor) -> Rows:
     """One number a record."""
     return Glm(numbers, torch.ones(len(numbers), 1, dtype=torch.float64))
 

@@ -864,7 +864,11 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         buys: tuple[purchases.SumPurchase, ...] = ()
         if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < CONSTANTS.placed_b:
-            buys = tuple(purchases.place_of_targets(certainty, self._mean_alone(X.shape[0])))
+            alone = self._mean_alone(X.shape[0])
+            buys = tuple(purchases.place_of_targets(certainty, alone))
+            if alone:
+                few = f"too few records for this epsilon (n mu = {certainty:.3g}) to tell more than the mean of y"
+                remarks = (*remarks, f"there were {few}: the columns were not used")
         if bounds is None:
             return model, (purchases.TargetRange(), *buys), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
