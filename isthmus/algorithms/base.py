@@ -265,8 +265,8 @@ class Budget:
         def build(binding: Binding) -> Pipeline:
             sampler = self.sampler(binding, batch_size)
             rounds = rounds_of(binding, sampler, self.records(binding))
-            plan = self.plan(binding, [Charge("gradient", release.mechanism, rounds, sampler=sampler)])
-            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism("gradient"))])
+            plan = self.plan(binding, [Charge(release.name, release.mechanism, rounds, sampler=sampler)])
+            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism(release.name))])
             return self.pipeline(binding, plan, rounds, [stage], step, **slots)
 
         return build

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from isthmus.algorithms.base import SIMPLEX_ONLY, Family, StepRule, Stop, WidthRule, _Descent, _mirror_of, _step_rule
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.suggest import Build, Choice, Run, _free_run, algorithm
+from isthmus.algorithms.suggest import Build, Choice, Facts, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
