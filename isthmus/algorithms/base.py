@@ -96,6 +96,23 @@ def _unless_bought(step: StepRule | str | None) -> StepRule | None:
     return step
 
 
+class _DescentOptions(TypedDict, total=False):
+    """What descents share; see `sgd`."""
+
+    step: StepRule | None
+    schedule: Schedule | None
+    output: str
+
+
+class _NarrowOptions(_DescentOptions, total=False):
+    """What those through maps share; see `comp_sgd`."""
+
+    m: Size | WidthRule | None
+    sketch: Family
+    tol: float
+    pick: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Descent:
     """A step on C by gradients as they are, or through maps of a narrow dimension m.

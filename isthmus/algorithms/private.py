@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Required, Unpack
 
 from isthmus.algorithms import base, purchases, suggest
-from isthmus.algorithms.base import SIMPLEX_ONLY, Budget, Family, PrivateSampler, StepRule, Stop, WidthRule, rounds_of
+from isthmus.algorithms.base import SIMPLEX_ONLY, Budget, PrivateSampler, StepRule, Stop, rounds_of
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
 from isthmus.algorithms.suggest import CONSTANTS, NUMBER, Build, Choice, Facts, algorithm, full_run, require, walk
 from isthmus.base import validate
@@ -29,29 +29,22 @@ from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Adjacency, Charge, Clip, FixedSize, GroupClip
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Size, resolve
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, resolve
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
 
-class _PrivateOptions(base._BudgetOptions, total=False):
+class _PrivateOptions(base._BudgetOptions, base._DescentOptions, total=False):
     """What private descents share; see `dp_sgd`."""
 
     clip: Required[float | AdaptiveClip]
-    step: StepRule | None
-    output: str
-    schedule: Schedule | None
     stop: Stop | None
     micro_batch: int
 
 
-class _NarrowPrivateOptions(_PrivateOptions, total=False):
-    """What those with maps share; see `dp_comp_minibatch`."""
+class _NarrowPrivateOptions(_PrivateOptions, base._NarrowOptions, total=False):
+    """What those through maps share; see `dp_comp_minibatch`."""
 
-    m: Size | WidthRule | None
-    sketch: Family
-    tol: float
-    pick: str
     clipped: str
     as_published: bool
 
