@@ -263,9 +263,8 @@ class _FreeDescent(base._Descent):
                 rate = m / (binding.d * (1 + self.wire.codec.chi(m)))
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
-        return self.pipeline(
-            binding, [Stage(self.sampler, [release])], base._step_rule(self.step, self.schedule), **more
-        )
+        stages, rule = [Stage(self.sampler, [release])], base._step_rule(self.step, self.schedule)
+        return self.pipeline(binding, stages, rule, **more)
 
 
 # ---------------------------------------------------------------- arguments by public facts
