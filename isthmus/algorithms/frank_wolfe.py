@@ -263,7 +263,7 @@ def _suggest_private(facts: Facts) -> Choice:
     dims = facts.parameters if form.rows is None else len(form.rows)
     rounds = suggest._full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
-    spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
+    spent = facts.split(Charge("vertex", NoisyMax(1.0), rounds))["vertex"]
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

@@ -36,7 +36,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.gradients import Outer
 from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.objectives.linear import LinearModel
-from isthmus.privacy import AdaptiveClip, Charge, Clip, Laplace, PrivacyPlan
+from isthmus.privacy import AdaptiveClip, Charge, Clip, Gaussian, Laplace, Mechanism, PrivacyPlan, TopK
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import (
     Context,
@@ -266,10 +266,12 @@ def compressive_dp_sgd(
         validate.at_most(binding.d, "the dimension d", p=codes, kappa=kept)
         records, sampler = budget.records(binding), budget.sampler(binding, batch_size)
         rounds = rounds_of(binding, sampler, records, descent.scheduled)
-        kind = "laplace" if as_published or variant in ("laplace", "dense") else "gaussian"
-        items = [Charge("gradient", kind, rounds, sampler=sampler)]
+        noise: Mechanism = Gaussian(1.0)
+        if as_published or variant in ("laplace", "dense"):
+            noise = Laplace(1.0)
+        items = [Charge("gradient", noise, rounds, sampler=sampler)]
         if variant == "selection" and not as_published:
-            choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=kept)
+            choose = Charge("choose", TopK(kept, 1.0), rounds, share=0.5, sampler=sampler)
             items = [choose, replace(items[0], share=0.5)]
         plan = budget.plan(binding, items)
         if as_published:
@@ -413,7 +415,7 @@ def _suggest_selection(facts: Facts) -> Choice:
     require(facts.parameters >= 3, "fewer than 3 parameters: nothing to compress")
     rounds = suggest._full_rounds(facts, 20 if facts.sparsity else 100)
     kappa = min(facts.sparsity or 10, facts.parameters)
-    items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
+    items = Charge("choose", TopK(kappa, 1.0), rounds, share=0.5), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)

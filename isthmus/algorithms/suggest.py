@@ -411,7 +411,7 @@ class Facts:
             return _split(self.epsilon, self.delta or 0.0, self.adjacency, items)
         numbers = {item.name: item.number_at(1 / self.mu) for item in items}
         for item in items:  # by the central limit theorem a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2
-            if not (item.template.selects or item.sampler.rate == 1):
+            if not (item.mechanism.selects or item.sampler.rate == 1):
                 numbers[item.name] = 1 / math.sqrt(math.log1p(numbers[item.name] ** -2))
         return numbers
 

@@ -179,10 +179,6 @@ class Probe:
         """The map of a release."""
         return self.round.sketches[slot]
 
-    def share(self, release: Release, slot: str) -> float:
-        """The bound of one record's share right after the clip."""
-        return float(release.clipped.total(self.round.bounds[slot]))
-
     def values(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Values:
         """What each release of a stage hands to its mechanism, by slot, for the records of an index (None: all)."""
         held, released = dict(self.round.held), dict(self.round.released)
@@ -318,7 +314,8 @@ class _Adversary:
 
     def __init__(self, probe: Probe, release: Release, slot: str, n: int, seed: int, t: int) -> None:
         self.sketch, self.n, self.ord = probe.sketch(slot), n, release.clipped.ord
-        self.size, self.replaced = probe.share(release, slot), probe.promise.adjacency is Adjacency.REPLACE_ONE
+        self.size = float(release.clipped.total(probe.round.bounds[slot]))  # of one record's share, after the clip
+        self.replaced = probe.promise.adjacency is Adjacency.REPLACE_ONE
         mechanism = _inner(release.mechanism)
         self.k = 1
         if isinstance(mechanism, TopK):

@@ -30,8 +30,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_ndtr
 from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import Tags, get_tags
-from sklearn.utils.metaestimators import available_if
+from sklearn.utils import Tags, get_tags, metaestimators
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus import privacy
@@ -248,13 +247,13 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         check_is_fitted(self)
         return self.best_estimator_.predict(X)
 
-    @available_if(_has("predict_proba"))
+    @metaestimators.available_if(_has("predict_proba"))
     def predict_proba(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
         return self.best_estimator_.predict_proba(X)
 
-    @available_if(_has("decision_function"))
+    @metaestimators.available_if(_has("decision_function"))
     def decision_function(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
