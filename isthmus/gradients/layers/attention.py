@@ -148,8 +148,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
         if wanted:
             dim = self.dim(x)
             a = x.detach().transpose(0, dim)
-            feeds = [self.leaves[suffix] for suffix in wanted]
-            z = layers.tap(self, z, dim, [a], partial(rules._factored, self, wanted, a), feeds)
+            z = layers.tap(self, z, dim, [a], partial(rules._factored, self, wanted, a))
         return self._heads(z.transpose(0, self.dim(x)))
 
     def _extra(self, layers: Layers, name: str, n: int) -> Tensor:
@@ -162,7 +161,7 @@ class _AttentionRule(rules.LayerRule[nn.MultiheadAttention]):
             return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
-            rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])
+            rows = layers.tap(self, rows, 0, [], found)
         return self._heads(rows)
 
     def _heads(self, x: Tensor) -> Tensor:
