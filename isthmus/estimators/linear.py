@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from isthmus.algorithms import KNOWN, Algorithm, public_start, purchases, suggest
-from isthmus.algorithms.facts import CONSTANTS
 from isthmus.base import notebook, parallel, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
 from isthmus.core.group import ALONE, Group
@@ -85,13 +84,7 @@ class _PrivateEstimator(BaseEstimator):
         if self.privacy_ is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
             return notebook.card("This model is NOT private", notebook.paragraph(text), tone="bad")
-        shown = str(self.privacy_._repr_html_())
-        if not isinstance(self.ledger, Ledger) or self.ledger.budget is None:
-            return shown
-        (epsilon, delta), spent = self.ledger.budget, math.ceil(self.ledger.spent() * 1e4) / 1e4
-        together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
-        words = f"Its ledger holds {together} now, with everything else that was charged to it."
-        return shown + notebook.card("What was spent together", notebook.paragraph(words))
+        return str(self.privacy_._repr_html_())
 
 
 _SMALL_STATE = 20_000
@@ -863,7 +856,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         buys: tuple[purchases.SumPurchase, ...] = ()
-        if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < CONSTANTS.placed_b:
+        if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < suggest.CONSTANTS.placed_b:
             alone = self._mean_alone(X.shape[0])
             buys = tuple(purchases.place_of_targets(certainty, alone))
             if alone:
@@ -883,7 +876,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         return free and not labelled and self.fit_intercept and self._kind.equivariant
 
     def _mean_alone(self, n: int) -> bool:
-        return self._places_targets and posing._certainty(self, n) < CONSTANTS.mean_b
+        return self._places_targets and posing._certainty(self, n) < suggest.CONSTANTS.mean_b
 
     @property
     def _kind(self) -> Loss:
