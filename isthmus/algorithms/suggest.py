@@ -98,7 +98,8 @@ class Constants:
     """A polytope is small where radius times |x_ij| is at most this."""
     # ------------------------------------------------------------ what to expect
     mean_b: float = 40.0
-    """Below this b a regression is the mean of the targets: noise would be larger than what columns tell."""
+    """Below this b a regression is the mean of the targets, and a model of public rows stays what it is: noise would be
+    larger than what private rows tell."""
     nothing_b: Range = (50.0, 100.0)
     """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
     sparse_columns: int = 100

@@ -138,3 +138,10 @@ def test_targets_in_a_corner_of_their_range_are_learned() -> None:
     for seed in range(5):
         model = PrivateRegressor(0.5, 1e-5, bounds=(-1, 1), target_bounds=(-1000, 1000), noise_seed=seed)
         assert model.fit(X, y).score(X, y) > 0.3
+
+
+def test_a_public_model_is_not_spoilt_by_few_private_records() -> None:
+    (X, y), (rows, targets) = narrow(600, 0), narrow(100, 2)
+    given = {"bounds": (-1, 1), "target_bounds": (0, 100), "public": (rows, targets)}
+    fits = [PrivateRegressor(0.1, 1e-5, **given, noise_seed=k).fit(X, y) for k in range(2)]
+    assert fits[0].score(X, y) > 0.6 and (fits[0].predict(X) == fits[1].predict(X)).all()
