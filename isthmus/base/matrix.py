@@ -364,8 +364,7 @@ def _numpy(w: Tensor) -> Array:
     w = w.detach().cpu()
     if w.dtype not in (torch.float32, torch.float64):
         w = w.float()
-    array: Array = w.numpy()
-    return array
+    return w.numpy()
 
 
 class Total:
