@@ -31,12 +31,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.layers import operations, rules
-from isthmus.gradients.layers.attention import _AttentionRule
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_AttentionRule, rules._LinearRule, rules._ConvolutionRule, rules._NormalisationRule]
-_RULES += [rules._EmbeddingRule, rules._EmbeddingBagRule]
+_RULES: list[type[AnyRule]] = [rules._AttentionRule, rules._LinearRule, rules._ConvolutionRule]
+_RULES += [rules._NormalisationRule, rules._EmbeddingRule, rules._EmbeddingBagRule]
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -338,6 +337,8 @@ class Layers:
         The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
         before the gradient arrives; `feeds` names the leaves whose rows it gives, each as often as it does.
         """
+        if isinstance(output, operations._SharedTensor):
+            raise operations._Unseen(output, f"is what layer {rule.name!r} computes with for all examples at once")
         if self.shown is not None:
             return self.shown(rule, output, dim)
         self.uses.update(feeds)
