@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -127,6 +127,21 @@ class LeafBinding:
         return part.reshape(part.shape[0], -1)
 
 
+def _leaf(
+    parameter: nn.Parameter | None, trainable: Trainable, rows: slice | None = None, columns: bool = False
+) -> LeafBinding | None:
+    """A parameter as a leaf of its own, if it is trained."""
+    return LeafBinding(parameter, None, rows, columns) if parameter is not None and trainable(parameter) else None
+
+
+def _leaves(name: str, weight: LeafBinding | None, bias: LeafBinding | None, split: bool) -> dict[str, LeafBinding]:
+    """A weight and its bias by suffix: one leaf where both are trained and lie alike, unless they are to be apart."""
+    if weight is not None and bias is not None and not split and weight.rows == bias.rows:
+        return {name: replace(weight, bias=bias.weight)}
+    leaves = {f"{name}.weight".strip(".") if split else name: weight, f"{name}.bias".strip("."): bias}
+    return {suffix: leaf for suffix, leaf in leaves.items() if leaf is not None}
+
+
 class _Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
@@ -149,6 +164,8 @@ class LayerRule(Generic[L]):
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    columns: ClassVar[bool] = False
+    """Whether a weight lies in its leaf as one column."""
 
     def __init__(self, name: str, layer: L, batch_dim: int = 0) -> None:
         self.name, self.layer, self.batch_dim = name, layer, batch_dim
@@ -166,20 +183,9 @@ class LayerRule(Generic[L]):
 
     def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """The trainable leaves by suffix; `split` asks for weight and bias apart, because one of them is tied."""
-        owned = self.layer._parameters.items()
-        parts = {name: p for name, p in owned if p is not None and name in ("weight", "bias") and trainable(p)}
-        if len(parts) == 2 and not split:
-            return {"": self.bind(parts["weight"], parts["bias"])}
-        by_suffix = {}
-        if "weight" in parts:
-            by_suffix["weight" if split else ""] = self.bind(parts["weight"])
-        if "bias" in parts:
-            by_suffix["bias"] = LeafBinding(parts["bias"])
-        return by_suffix
-
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
-        """How a weight and its bias lie in a leaf."""
-        return LeafBinding(weight, bias)
+        owned = self.layer._parameters
+        weight = _leaf(owned.get("weight"), trainable, columns=self.columns)
+        return _leaves("", weight, _leaf(owned.get("bias"), trainable), split)
 
     def check(self) -> None:
         """Refuse a layer that has no per-example gradient, with the remedy."""
@@ -391,16 +397,13 @@ class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _I
     """
 
     kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    columns = True
 
     def check(self) -> None:
         """Running statistics come from other examples and have no per-example gradient or bound."""
         remedy = "make the layer with track_running_stats=False: running statistics mix examples"
         mixes = isinstance(self.layer, _InstanceNorm) and self.layer.track_running_stats
         validate.check(not mixes, f"{self.name}.track_running_stats", True, remedy)
-
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
-        """Scale and shift as columns."""
-        return LeafBinding(weight, bias, columns=True)
 
     def dim(self, output: Tensor) -> int:
         """In front, but for a layer norm with places."""
@@ -617,22 +620,13 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
         leaves: dict[str, LeafBinding] = {}
         owned, size = self.layer._parameters, self.layer.embed_dim
-        stacked, bias = owned["in_proj_weight"], owned["in_proj_bias"]
-        joined = not split and trainable(stacked) and trainable(bias)
         for index, part in enumerate("qkv"):
-            weight, name, over = owned.get(f"{part}_proj_weight"), f"in_proj.{part}", None
             rows = slice(index * size, (index + 1) * size)
-            if stacked is not None:
-                weight, over = stacked, rows
-            if weight is not None and trainable(weight):
-                own = f"{name}.weight" if split else name
-                leaves[own] = LeafBinding(weight, bias if joined else None, over)
-            if bias is not None and trainable(bias) and not joined:
-                leaves[f"{name}.bias"] = LeafBinding(bias, rows=rows)
+            weight = _leaf(owned.get(f"{part}_proj_weight"), trainable)
+            weight = weight or _leaf(owned["in_proj_weight"], trainable, rows)
+            leaves |= _leaves(f"in_proj.{part}", weight, _leaf(owned["in_proj_bias"], trainable, rows), split)
         for name in _EXTRAS:
-            extra = owned.get(name)
-            if extra is not None and trainable(extra):
-                leaves[name] = LeafBinding(extra)
+            leaves |= _leaves(name, _leaf(owned.get(name), trainable), None, False)
         return leaves
 
     def install(self, layers: Layers) -> list[Handle]:
