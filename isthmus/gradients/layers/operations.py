@@ -943,7 +943,7 @@ class _TracedForward:
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
-        call = shapes_of_one(leaves, cuts)
+        call = rules.shapes_of_one(leaves, cuts)
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
@@ -1067,14 +1067,3 @@ class _TracedForward:
         """Refuse the layer, by its name."""
         if self.own is not None:
             raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
-
-
-def shapes_of_one(leaves: Leaves, cuts: list[int | None]) -> Hashable:
-    """The shapes of one example's arguments, and where the batch keeps its examples."""
-    shapes: list[Hashable] = []
-    for x, cut in zip(leaves, cuts, strict=True):
-        if isinstance(x, Tensor):
-            shapes.append((x.dtype, cut, *(size for place, size in enumerate(x.shape) if place != cut)))
-        else:
-            shapes.append(None)
-    return tuple(shapes)

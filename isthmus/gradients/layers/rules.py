@@ -7,7 +7,7 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -739,6 +739,20 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
 
 
 # ------------------------------------------------------------ examples that come in several pieces
+
+
+def shapes_of_one(leaves: list[Any], cuts: list[int | None]) -> Hashable:
+    """The shapes of one example's arguments, and where the batch keeps its examples."""
+    shapes: list[Hashable] = []
+    for x, cut in zip(leaves, cuts, strict=True):
+        if isinstance(x, Tensor):
+            sizes = list(x.shape)
+            if cut is not None:
+                del sizes[cut]
+            shapes.append((x.dtype, cut, *sizes))
+        else:
+            shapes.append(None)
+    return tuple(shapes)
 
 
 def _pieces_of(count: int, n: int | None) -> int:
