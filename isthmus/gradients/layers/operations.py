@@ -860,11 +860,6 @@ class _OperationRule(LayerRule[nn.Module]):
         owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
         return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
 
-    def check(self) -> None:
-        """Anything goes, but for what no embedding may do."""
-        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
-            rules._check_table(self.name, self.layer)
-
     def install(self, layers: Layers) -> list[Handle]:
         """What computes with the parameters is replaced by `_trace_layers`."""
         return []

@@ -216,13 +216,6 @@ class LayerRule(Generic[L]):
         """Where an output of the layer keeps its examples."""
         return self.batch_dim if output.ndim > 2 else 0
 
-    def first(self, x: Tensor, least: int = 3) -> Tensor:
-        """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
-        x = x.detach()
-        if self.batch_dim and x.ndim >= least:
-            return x.transpose(0, 1)
-        return x
-
 
 def _examples_dim(ndim: int, batch_dim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples: in front where there is nothing between."""
@@ -244,8 +237,8 @@ class _LinearRule(LayerRule[nn.Linear]):
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
-        a = self.first(self.input(args, kwargs))
-        return partial(_factored, self, self.wanted, a)
+        a = self.input(args, kwargs).detach()
+        return partial(_factored, self, self.wanted, a.transpose(0, self.dim(a)))
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
@@ -301,10 +294,6 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
 
     kinds = (nn.Embedding,)
 
-    def check(self) -> None:
-        """Refuse settings that leave no per-example gradient."""
-        _check_table(self.name, self.layer)
-
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The places, whose examples are in front unless there are positions."""
         index: Tensor = self.input(args, kwargs)
@@ -316,7 +305,7 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
         shared = index.ndim == 1 and len(index) > 1 and _counts(index)
         remedy = "give ids that all examples share, as these seem to be, as one row of shape (1, T)"
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
-        index = self.first(index, 2)
+        index = index.transpose(0, _examples_dim(index.ndim + 1, self.batch_dim))
         places = index.reshape(len(index), math.prod(index.shape[1:]))
 
         def rows_of(b: Tensor) -> Found:
@@ -334,7 +323,6 @@ class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
 
     def check(self) -> None:
         """Only sums and means of a bag are linear in the table."""
-        _check_table(self.name, self.layer)
         remedy = "use mode='sum' or mode='mean': which entry is the largest is not kept"
         validate.check(self.layer.mode != "max", f"{self.name}.mode".strip("."), self.layer.mode, remedy)
 
@@ -737,6 +725,9 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         heads: Tensor = x.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
         return heads.transpose(1, 2)
 
+
+RULES: tuple[type[AnyRule], ...] = (_LinearRule, _EmbeddingRule, _EmbeddingBagRule, _NormalisationRule)
+RULES += (_ConvolutionRule, _AttentionRule)
 
 # ------------------------------------------------------------ examples that come in several pieces
 

@@ -725,7 +725,14 @@ class LoopRecorder:
         """A part (or "", the module) is called by the loop: its arguments, plain."""
         self._call = None
         if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
-            self._check_again(name)
+            called = [step.what for step in self.steps if isinstance(step.what, str)]
+            known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
+            if self.layers.listens() and not known:
+                raise validate.InvalidInput(
+                    f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
+                    "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
+                    "torch.utils.checkpoint use_reentrant=False"
+                )
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
         now = self.layers.now
@@ -733,9 +740,9 @@ class LoopRecorder:
             if self.token is not now.token:
                 self.forget()
                 self.token = now.token
-            self._call = part = _Step(name, tree_map_only(Tensor, self._place, leaves), spec)
-            places = (x for x in part.leaves if isinstance(x, _Place) and x in self.given)
-            if name and any(self._of_module(self.given[place]) for place in places):
+            put = tree_map_only(Tensor, self._place, leaves)
+            self._call = _Step(name, put, spec)
+            if name and any(x in self.given and self._of_module(self.given[x]) for x in put if isinstance(x, _Place)):
                 raise validate.InvalidInput(
                     f"the part {name!r} of the module is given a tensor that was computed from what the module "
                     "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
@@ -744,17 +751,6 @@ class LoopRecorder:
                 )
         args, kwargs = tree_map_only(_Followed, _plain, (args, kwargs))
         return args, kwargs
-
-    def _check_again(self, name: str) -> None:
-        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
-        called = [step.what for step in self.steps if isinstance(step.what, str)]
-        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
-        if self.layers.listens() and not known:
-            raise validate.InvalidInput(
-                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
-                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
-                "torch.utils.checkpoint use_reentrant=False"
-            )
 
     def leave(self, output: Any) -> Any:
         """It has returned: what comes of a part is followed from now on."""
