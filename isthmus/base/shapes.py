@@ -5,7 +5,7 @@ says whether a value of the right type is allowed, and the type "infinity", whic
 
 >>> age = an_object({"low": REAL}, high=kind("number", "give an age", maximum=150))
 >>> checked({"low": 3}, age)
-mappingproxy({'low': 3, 'high': None})
+mappingproxy({'low': 3.0, 'high': None})
 >>> checked({"low": 3, "high": 200}, age, "ages")
 Traceback (most recent call last):
 isthmus.base.validate.InvalidInput: ages.high=200 is not allowed: give an age

@@ -69,10 +69,12 @@ class Writer:
         self._kept = row[whole:]
 
     def fixed(self, values: Array, width: int) -> None:
-        """Numbers below 2^width, `width` bits each."""
+        """Numbers below 2^width, `width` bits each; they begin where a byte does."""
         for lo in range(0, len(values), BLOCK):
-            words = values[lo : lo + BLOCK].astype(_word(width)).reshape(-1, 1)
-            self.bits([np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=width).reshape(-1)])
+            self._bytes += pack(values[lo : lo + BLOCK], width)
+        rest = len(values) * width % 8
+        if rest:
+            self._kept = np.unpackbits(np.array([self._bytes.pop()], np.uint8), bitorder="little")[:rest]
 
     def done(self) -> bytes:
         """The payload."""
@@ -151,13 +153,13 @@ class Reader:
     def fixed(self, count: int, width: int, what: str, top: int) -> Numbers:
         """`count` numbers of `width` bits each, none above `top`, as integers with a sign that hold one more."""
         self.need(count * width, what)
-        if width == 8 and not self._at & 7:
+        if width == 8:
             return self.array(count, "u1", what, top).astype(np.int16)
         values = np.empty(count, np.min_scalar_type(-(2 << width)))
         for lo in range(0, count, BLOCK):
-            rows = np.zeros((min(BLOCK, count - lo), 8 * np.dtype(_word(width)).itemsize), np.uint8)
-            rows[:, :width] = self.bits(len(rows) * width, what).reshape(len(rows), width)
-            values[lo : lo + BLOCK] = np.packbits(rows, axis=1, bitorder="little").view(_word(width))[:, 0]
+            size, first = min(BLOCK, count - lo), self._at >> 3  # they begin where a byte does
+            self._at += size * width
+            values[lo : lo + size] = unpack(self._data[first : (self._at + 7) >> 3], size, width)
         self.within(values, top, what)
         return values
 
@@ -168,9 +170,41 @@ class Reader:
         self.check(not self.bits(rest, "the end").any(), "the bits that fill its last byte are not 0")
 
 
-def _word(width: int) -> str:
-    """The words that numbers of so many bits are packed through."""
-    return next(f"<u{size}" for size in (1, 4, 8) if width <= 8 * size)
+def pack(values: Array, width: int) -> bytes:
+    """The lowest `width` bits of every number, one after the other, little end first.
+
+    >>> pack(np.array([1, 2, 5]), 3).hex(), unpack(np.frombuffer(bytes.fromhex("5101"), np.uint8), 3, 3).tolist()
+    ('5101', [1, 2, 5])
+    """
+    lanes = np.zeros((-(-len(values) // 8), 8), np.uint64)  # eight numbers fill `width` whole bytes
+    lanes.reshape(-1)[: len(values)] = values
+    lanes = np.ascontiguousarray((lanes & np.uint64((1 << width) - 1)).T)
+    out = np.zeros((width, lanes.shape[1]), np.uint8)
+    for lane, place, by in _overlaps(width):
+        part = lanes[lane] >> np.uint64(by) if by >= 0 else lanes[lane] << np.uint64(-by)
+        out[place] |= part.astype(np.uint8)  # the lowest eight bits
+    return np.ascontiguousarray(out.T).tobytes()[: (len(values) * width + 7) // 8]
+
+
+def unpack(data: Bits, count: int, width: int) -> NDArray[np.uint64]:
+    """`count` numbers of `width` bits, from the bytes that they take."""
+    columns = np.zeros((-(-count // 8), width), np.uint8)
+    columns.reshape(-1)[: len(data)] = data
+    columns = np.ascontiguousarray(columns.T)
+    lanes = np.zeros((8, columns.shape[1]), np.uint64)
+    for lane, place, by in _overlaps(width):
+        byte = columns[place].astype(np.uint64)
+        lanes[lane] |= byte << np.uint64(by) if by >= 0 else byte >> np.uint64(-by)
+    numbers: NDArray[np.uint64] = (lanes & np.uint64((1 << width) - 1)).T.reshape(-1)[:count]
+    return numbers
+
+
+def _overlaps(width: int) -> Iterator[tuple[int, int, int]]:
+    """Which of eight numbers touches which of their bytes, and how far the number is shifted right for it."""
+    for lane in range(8):
+        first, shift = divmod(lane * width, 8)
+        for place in range(first, (lane * width + width - 1) // 8 + 1):
+            yield lane, place, 8 * (place - first) - shift
 
 
 CODES = ("gamma", "omega")

@@ -23,6 +23,7 @@ from isthmus.base.randomness import generator, key
 from isthmus.base.space import Space
 from isthmus.core.wire import Memo, StageOutput, State
 from isthmus.gradients import Rows
+from isthmus.gradients.rows import difference
 from isthmus.lifts import Lifted, compressed_gradient_mapping
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.privacy.event_json import DpEvent
@@ -187,7 +188,7 @@ class AgainstAnchor:
         """The differences of the drawn records."""
         anchor = held[self.stage].w
         assert anchor is not None
-        return problem.rows(w, index).minus(problem.rows(anchor, index))
+        return difference(problem.rows(w, index), problem.rows(anchor, index))
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,36 +44,15 @@ def fit(
 
     The ledger and the checkpoint of the estimator, where it has them, are files on the first worker.
     """
+    import dask.array
     import distributed
 
     ranks = RankFit(estimator, seconds)
     client = client or distributed.default_client()
-    pieces_of = defaultdict(list)
-    given = [collection for collection in (X, y, sample_weight) if collection is not None]
-    for piece, worker in _pieces(client, given):
-        pieces_of[worker].append(piece)
-    places = list(pieces_of)
-
-    def on(place: str, function: Callable[..., object], *arguments: object) -> Future:
-        return client.submit(function, *arguments, workers=[place], pure=False, allow_other_workers=False)
-
-    processes = client.gather([on(place, _process) for place in places])
-    remedy = "give a cluster of processes: LocalCluster(processes=True)"
-    validate.check(len(set(processes)) == len(places), "client", "workers that are threads", remedy)
-    with distributed.MultiLock(names=places, client=client):  # all ranks must run at once
-        address = on(places[0], _free_address, urlparse(places[0]).hostname).result()
-        meeting = [(address, rank, len(places)) for rank in range(len(places))]
-        tasks = [on(at, _rank, ranks, pieces_of[at], *who) for at, who in zip(places, meeting, strict=True)]
-        return only(client.gather(tasks))
-
-
-def _pieces(client: Client, collections: list[Collection]) -> list[tuple[list[Future], str]]:
-    """Blocks of rows as futures, and the worker that has each; those of one block are brought together."""
-    import dask.array
-    import distributed
-
-    columns = []
-    for collection in collections:
+    columns, pieces_of = [], defaultdict(list)  # blocks of rows as futures, by the worker that has them
+    for collection in (X, y, sample_weight):
+        if collection is None:
+            continue
         if isinstance(collection, dask.array.Array) and collection.ndim == 2:
             collection = collection.rechunk({1: -1})
         columns.append(client.compute(list(np.ravel(collection.to_delayed()))))
@@ -81,12 +60,21 @@ def _pieces(client: Client, collections: list[Collection]) -> list[tuple[list[Fu
     validate.check(len(lengths) == 1, "y", sorted(lengths), "give X and y with the same number of partitions")
     distributed.wait([future for column in columns for future in column])
     where = client.who_has(columns[0])
-    return [(list(parts), sorted(where[parts[0].key])[0]) for parts in zip(*columns, strict=True)]
+    for parts in zip(*columns, strict=True):  # those of one block are brought together
+        pieces_of[sorted(where[parts[0].key])[0]].append(list(parts))
+    places = list(pieces_of)
 
+    def on(place: str, function: Callable[..., object], *arguments: object) -> Future:
+        return client.submit(function, *arguments, workers=[place], pure=False, allow_other_workers=False)
 
-def _process() -> tuple[str, int]:
-    """Which process a worker is."""
-    return socket.gethostname(), os.getpid()
+    processes = client.gather([on(place, lambda: (socket.gethostname(), os.getpid())) for place in places])
+    remedy = "give a cluster of processes: LocalCluster(processes=True)"
+    validate.check(len(set(processes)) == len(places), "client", "workers that are threads", remedy)
+    with distributed.MultiLock(names=places, client=client):  # all ranks must run at once
+        address = on(places[0], _free_address, urlparse(places[0]).hostname).result()
+        meeting = [(address, rank, len(places)) for rank in range(len(places))]
+        tasks = [on(at, _rank, ranks, pieces_of[at], *who) for at, who in zip(places, meeting, strict=True)]
+        return only(client.gather(tasks))
 
 
 def _rank(ranks: RankFit, pieces: list[list[object]], address: str, rank: int, size: int) -> bytes | None:

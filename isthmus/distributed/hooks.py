@@ -41,6 +41,7 @@ from isthmus.base.parallel import one_thread
 from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.sketches import SRHT, Coordinates, CountSketch, Random, Sketch
+from isthmus.sketches.kronecker import matrix_shape
 
 _EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
@@ -163,7 +164,7 @@ class WarmRank:
                 bases[f"{opposite} {leaf.name}"] = round.basis(opposite, leaf, part)
 
     def _rank(self, leaf: Leaf) -> int:
-        n, k = _matrix_shape(leaf)
+        n, k = matrix_shape(leaf)
         return min(self.rank, n // 2, k // 2)
 
     def _side(self, round: _Round, leaf: Leaf, like: Tensor) -> tuple[str, Tensor]:
@@ -172,7 +173,7 @@ class WarmRank:
         if left in bases:
             return _LEFT, bases[left].to(like)
         if right not in bases:
-            bases[right] = round.basis(_RIGHT, leaf, like.new_zeros(_matrix_shape(leaf)[1], self._rank(leaf)))
+            bases[right] = round.basis(_RIGHT, leaf, like.new_zeros(matrix_shape(leaf)[1], self._rank(leaf)))
         return _RIGHT, bases[right].to(like)
 
 
@@ -184,7 +185,9 @@ class _LowRankMap:
 
     def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor]]) -> None:
         self.space, self.sides = space, sides
-        self.shapes = {leaf.name: self._code_shape(leaf) for leaf in space.leaves}
+        self.shapes = {leaf.name: matrix_shape(leaf) for leaf in space.leaves}
+        for name, (_, basis) in sides.items():
+            self.shapes[name] = space[name].size // len(basis), basis.shape[1]
         self.m = sum(n * k for n, k in self.shapes.values())
 
     def forward(self, v: Tensor) -> Tensor:
@@ -220,27 +223,10 @@ class _LowRankMap:
 
     def _matrix(self, leaf: Leaf, vector: Tensor) -> Tensor:
         """The matrix of a leaf, or its transpose where the basis is of its left side."""
-        matrix = vector[self.space.slice(leaf.name)].view(_matrix_shape(leaf))
+        matrix = vector[self.space.slice(leaf.name)].view(matrix_shape(leaf))
         if leaf.name in self.sides and self.sides[leaf.name][0] == _LEFT:
             return matrix.T
         return matrix
-
-    def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
-        n, k = _matrix_shape(leaf)
-        if leaf.name not in self.sides:
-            return n, k
-        basis = self.sides[leaf.name][1]
-        return n * k // len(basis), basis.shape[1]
-
-
-def _matrix_shape(leaf: Leaf) -> tuple[int, int]:
-    """(n, k): outputs and everything else; a vector is one row.
-
-    >>> _matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), _matrix_shape(Leaf("b", 0, (8,)))
-    ((8, 27), (1, 8))
-    """
-    n = leaf.shape[0] if len(leaf.shape) > 1 else 1
-    return n, leaf.size // n
 
 
 _FORMAT = "isthmus-hook-1"
@@ -308,7 +294,13 @@ class SketchState:
             remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters before"
             validate.check(first == list(shapes), "parameters of a bucket", len(shapes), remedy)
         if (round.index, round.names) not in self._compared:
-            self._compare(round, bucket.buffer().device)
+            # ranks that would send other numbers find out before they add them; once for a bucket
+            what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
+            mine = torch.tensor([key(what, round.index, round.space) >> 1], device=bucket.buffer().device)
+            both = torch.cat([mine, -mine])
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
+            remedy = "use the same model and a state of the same step: the ranks differ"
+            validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
             self._compared.add((round.index, round.names))
         return round
 
@@ -321,15 +313,6 @@ class SketchState:
         validate.check(shape == expected, "shape", shape, remedy)
         self._parameters[id(parameter)] = name, parameter
         return name
-
-    def _compare(self, round: _Round, device: torch.device) -> None:
-        """Ranks that would send other numbers find out before they add them; once for a bucket."""
-        what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
-        mine = torch.tensor([key(what, round.index, round.space) >> 1], device=device)
-        both = torch.cat([mine, -mine])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
-        remedy = "use the same model and a state of the same step: the ranks differ"
-        validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
 
     # ------------------------------------------------------------ checkpoints
 

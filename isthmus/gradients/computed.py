@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,9 +25,6 @@ from torch import Tensor
 from isthmus.gradients import fused, rounding
 from isthmus.gradients.rounding import precision, with_precision
 from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, Sum, _LinearMap, total
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 SLAB_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
 """The matrices of all examples that are held at once: rows lo, ..., hi - 1 of each."""
@@ -64,9 +60,7 @@ class Computed(Rows):
         self.factor, first = factor, pieces[0]
         self.n, self.d, self.device = first.n, first.d, first.device
         self.dtype = rounding.working(*(piece.dtype for piece in pieces))
-        self.ones = isinstance(first, Outer) and first.ones
-        self.q, p = (first.q, first.p) if isinstance(first, Outer) else (first.vocabulary, first.width)
-        self.width = p - self.ones
+        self.q, self.ones, self.width = first.q, first.ones, first.p - first.ones
         self.skips = fused.can_sum(self.device, self.dtype)
         self._precision = precision()
 
@@ -105,9 +99,26 @@ class Computed(Rows):
     # ------------------------------------------------------------ what clips and sums ask
 
     def norm_upper(self, ord: float = 2) -> Tensor:
+        """Of the matrices themselves; on the host from T x T products of the factors, where these are much fewer.
+
+        Then it is the norm of the exact sum of terms, and what T roundings of each entry may add to it: gamma_T M.  On
+        a device products are cheap, and what they write is not.
+        """
         if ord != 2:
             return self.plain().norm_upper(ord)
-        return self._gram_upper() if self._by_gram() else self._measured_upper()
+        (first, *rest), host = self.pieces, self.device.type == "cpu" and self.dtype != torch.float64
+        whole = not rest and self._out is None and self._precision[0] == "highest"
+        if not (host and whole and isinstance(first, Outer) and isinstance(first.a, Tensor)):
+            return self._measured_upper()
+        if not rounding._cheaper_ghost(2 * first.positions, first.p, first.q):
+            return self._measured_upper()
+        upper, mass, off = rounding.ghost_norms(first.a, first.b, self.ones)
+        upper = (upper + rounding.gamma(first.positions + 2, self.dtype) * mass) * (1 + 2.0**-20)
+        upper = upper * abs(self.factor) + FAINT * abs(self.factor) * self.d**0.5
+        sure = (off <= 0.02) & (mass < 2.0**60)  # NaN is not; others are known to a percent
+        if not bool(sure.all()):  # the whole batch again: fewer records may be multiplied in another order
+            upper = torch.where(sure, upper, self._measured_upper())
+        return upper
 
     def _measured_upper(self) -> Tensor:
         """The norms of the matrices themselves."""
@@ -125,29 +136,6 @@ class Computed(Rows):
         scale = abs(self.factor) * (1 + 2 * rounding.gamma(terms, self.dtype))
         return lengths.mul_(scale).add_(FAINT * abs(self.factor) * self.d**0.5)
 
-    def _by_gram(self) -> bool:
-        """Whether norms come from T x T products of the factors: on the host, where these are much fewer.
-
-        On a device products are cheap and what they write is not: there the matrices are measured themselves.
-        """
-        (first, *rest), exact = self.pieces, self._precision[0] == "highest" and self.dtype != torch.float64
-        short = isinstance(first, Outer) and rounding._cheaper_ghost(2 * first.positions, first.p, first.q)
-        return short and not rest and exact and self.device.type == "cpu" and self._out is None
-
-    def _gram_upper(self) -> Tensor:
-        """The norm of the exact sum of terms, and what T roundings of each entry may add to it: gamma_T M.
-
-        Where that and the rounding of the products cost more than a percent, the matrices are measured themselves.
-        """
-        (outer,) = self.pieces
-        assert isinstance(outer, Outer) and isinstance(outer.a, Tensor)
-        upper, mass, off = rounding.ghost_norms(outer.a, outer.b, self.ones)
-        upper = (upper + rounding.gamma(outer.positions + 2, self.dtype) * mass) * (1 + 2.0**-20)
-        upper = upper * abs(self.factor) + FAINT * abs(self.factor) * self.d**0.5
-        sure = (off <= 0.02) & (mass < 2.0**60)  # NaN is not
-        # the whole batch again, not the unsure alone: fewer records may be multiplied in another order
-        return upper if bool(sure.all()) else torch.where(sure, upper, self._measured_upper())
-
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, c = self._room(rho, out), self._cast(weights)
         quick = self.skips and room.dtype == self.dtype and self.n <= rounding.most_terms(rho, self.dtype)
@@ -160,11 +148,18 @@ class Computed(Rows):
             gone = c == 0
         matrix = room.view(self.q, -1)
         for lo, hi in self.slabs():
-            g = self._slab_again(lo, hi, quick)
-            same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE], gone)
+            # as they were measured: kept since, or computed by the same call
+            g, self._held = self._held, None
+            if g is None:
+                g = self.slab(lo, hi, masked=not quick)
+            elif not quick:
+                g = self._blanked(g)
             self._add_up(g, shares, rho, matrix[lo:hi, : self.width], quick)
-            if same is not None:
-                matrix[lo : lo + 1, : self.width] += torch.where(same, 0.0, torch.nan)
+            if lo == 0 and self._seen is not None:
+                same = g[:, :PROBE] == self._seen
+                if gone is not None:
+                    same |= gone[:, None, None]
+                matrix[:1, : self.width] += torch.where(same.all(), 0.0, torch.nan)
         if self.ones:
             self._add_up(self.bias()[:, :, None], shares, rho, matrix[:, -1:], quick)
         return room
@@ -180,19 +175,6 @@ class Computed(Rows):
         rounding._outer_sum(g.flatten(1), c[:, None], rho, flat)
         if not place.is_contiguous():
             place.copy_(flat.view(place.shape))
-
-    def _slab_again(self, lo: int, hi: int, quick: bool) -> Tensor:
-        """The matrices as they were measured: kept since, or computed by the same call."""
-        if self._held is None:
-            return self.slab(lo, hi, masked=not quick)
-        slab, self._held = self._held, None
-        return slab if quick else self._blanked(slab)
-
-    def _as_seen(self, g: Tensor, gone: Tensor | None) -> Tensor:
-        """Whether the first rows of all matrices that count are what they were when their norms were measured."""
-        assert self._seen is not None
-        same: Tensor = g == self._seen
-        return (same if gone is None else same | gone[:, None, None]).all()
 
     def masked(self, keep: Tensor) -> Computed:
         """The matrices are blanked when they have been computed, if at all: factors are not copied."""
@@ -243,7 +225,12 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
         large = rows.device.type == "cuda" and rows.d >= rounding.MIN_COLUMNS and rows.dtype == torch.float32
         return Outer(rows.a, rows.b, rows.ones, grid=bound) if large else rows
     pieces = rows.pieces if isinstance(rows, Sum) else [rows]
-    fitting = [piece for piece in pieces if _fits(piece)]
+    fitting: list[Outer | Lookup] = []
+    for piece in pieces:
+        if isinstance(piece, Lookup) or (
+            isinstance(piece, Outer) and isinstance(piece.a, Tensor) and piece.positions > 1
+        ):
+            fitting.append(piece)
     if len(fitting) < len(pieces):
         return rows
     computed = Computed(fitting)
@@ -251,15 +238,10 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     return Dense(computed.dense()) if small else computed
 
 
-def _fits(piece: Rows) -> TypeIs[Outer | Lookup]:
-    many = isinstance(piece, Outer) and isinstance(piece.a, Tensor) and piece.positions > 1
-    return many or isinstance(piece, Lookup)
-
-
 def _bytes(piece: Outer | Lookup) -> int:
     """What the factors of one row take."""
     if isinstance(piece, Lookup):
-        return piece.positions * piece.width * piece.values.element_size()
+        return piece.positions * piece.p * piece.values.element_size()
     return piece.positions * (piece.p + piece.q) * piece.b.element_size()
 
 

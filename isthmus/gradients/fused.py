@@ -9,8 +9,8 @@ are a kernel each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ try:
 except ImportError:  # the kernels are never called then: see `can_sum`
     triton = tl = None
 
-BLOCK = 1024
 TALL = 8
 """Rows that a program has on their way from memory at the same time."""
 DEEP = 256
@@ -41,6 +40,26 @@ PLACES = 16
 """Places of a norm layer that one program adds up."""
 
 
+class _Kernel:
+    """A function for the GPU, kernel[blocks](...), which says what it is given (see `recording.reads`).
+
+    It is compiled when it is first called there, once for all values of what changes.
+    """
+
+    def __init__(self, kernel: Callable[..., object], changing: Sequence[str] = ()) -> None:
+        self.launcher: Any = triton and triton.jit(kernel, do_not_specialize=list(changing))
+
+    def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
+        def launch(first: Tensor, *operands: object, **options: object) -> None:
+            reads(first, *(x for x in operands if isinstance(x, Tensor)))
+            if 0 not in blocks:
+                with torch.cuda.device_of(first):
+                    self.launcher[blocks](first, *operands, **options)
+
+        return launch
+
+
+@partial(_Kernel, changing=["n"])
 def _slab_sum(
     g: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, size: tl.tensor, width: tl.tensor, stride: tl.tensor,
     factor: tl.tensor, tall: tl.constexpr, block: tl.constexpr,
@@ -58,6 +77,7 @@ def _slab_sum(
     tl.store(out + (place // width) * stride + place % width, total, mask=inside)
 
 
+@_Kernel
 def _square_sums(
     g: tl.tensor, out: tl.tensor, size: tl.tensor, parts: tl.tensor, sums: tl.constexpr, block: tl.constexpr
 ) -> tl.tensor:
@@ -67,6 +87,7 @@ def _square_sums(
     tl.store(out + i * parts + part, tl.sum(x * x, axis=1), mask=part < parts)
 
 
+@_Kernel
 def _row_norms(x: tl.tensor, out: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tensor:
     i = tl.program_id(0).to(tl.int64)
     total = tl.zeros([block], dtype=tl.float64)
@@ -77,6 +98,7 @@ def _row_norms(x: tl.tensor, out: tl.tensor, size: tl.tensor, block: tl.constexp
     tl.store(out + i, tl.sqrt(tl.sum(total, axis=0)))
 
 
+@partial(_Kernel, changing=["n"])
 def _column_sums(
     x: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, width: tl.tensor, deep: tl.constexpr, tall: tl.constexpr,
     wide: tl.constexpr,
@@ -92,6 +114,7 @@ def _column_sums(
     tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
 
 
+@_Kernel
 def _norm_sums(
     x: tl.tensor, b: tl.tensor, out: tl.tensor, t: tl.tensor, width: tl.tensor, parts: tl.tensor, eps: tl.tensor,
     places: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
@@ -115,6 +138,7 @@ def _norm_sums(
     tl.store(at + 1, shift, mask=column < width)
 
 
+@_Kernel
 def _digits(
     x: tl.tensor, scale: tl.tensor, high: tl.tensor, low: tl.tensor, n: tl.tensor, k: tl.tensor, stride: tl.tensor,
     tall: tl.tensor, cells: tl.constexpr, side: tl.constexpr, wide: tl.constexpr, deep: tl.constexpr,
@@ -132,6 +156,7 @@ def _digits(
     tl.store(low + there, tl.trans(whole - first * side).to(tl.int8), mask=room)
 
 
+@_Kernel
 def _joined(
     high: tl.tensor, mixed: tl.tensor, low: tl.tensor, out: tl.tensor, rows: tl.tensor, width: tl.tensor,
     stride: tl.tensor, step: tl.tensor, scale: tl.tensor, side: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
@@ -144,32 +169,6 @@ def _joined(
     total += tl.load(mixed + at, mask=inside, other=0).to(tl.float64) * side
     total += tl.load(low + at, mask=inside, other=0).to(tl.float64)
     tl.store(out + row * step + column, (total * scale).to(tl.float32), mask=inside)
-
-
-class _Kernel:
-    """A function for the GPU, kernel[blocks](...), which says what it is given (see `recording.reads`).
-
-    It is compiled when it is first called there, once for all values of what changes.
-    """
-
-    def __init__(self, kernel: Callable[..., object], *changing: str) -> None:
-        self.launcher: Any = triton and triton.jit(kernel, do_not_specialize=list(changing))
-
-    def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*operands: object, **options: object) -> None:
-            reads(*(x for x in operands if isinstance(x, Tensor)))
-            self.launcher[blocks](*operands, **options)
-
-        return launch
-
-
-_slab_sum_there = _Kernel(_slab_sum, "n")
-_square_sums_there = _Kernel(_square_sums)
-_row_norms_there = _Kernel(_row_norms)
-_column_sums_there = _Kernel(_column_sums, "n")
-_norm_sums_there = _Kernel(_norm_sums)
-_digits_there = _Kernel(_digits)
-_joined_there = _Kernel(_joined)
 
 
 @cache
@@ -198,14 +197,9 @@ def _weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> 
     roundings, so that every entry is off by at most gamma_n sum_i |factor| c_i |g_i|.
     What g_i holds where c_i is 0 is never read; a weight below the normal numbers is 0 (see `rounding.times`).
     """
-    size, g = out.numel(), g.contiguous()
-    if size == 0:
-        return
-    with torch.cuda.device_of(g):
-        blocks = (triton.cdiv(size, BLOCK // 2),)
-        width, stride = out.shape[1], out.stride(0)
-        operands = g, c.contiguous(), out, len(g), size, width, stride, float(factor)
-        _slab_sum_there[blocks](*operands, tall=TALL, block=BLOCK // 2)
+    size, shape = out.numel(), (out.shape[1], out.stride(0))
+    operands = g.contiguous(), c.contiguous(), out, len(g), size, *shape, float(factor)
+    _slab_sum[(triton.cdiv(size, SQUARES),)](*operands, tall=TALL, block=SQUARES)
 
 
 def square_sums(g: Tensor) -> Tensor:
@@ -216,19 +210,15 @@ def square_sums(g: Tensor) -> Tensor:
     g, size = g.contiguous(), g[0:1].numel()
     parts = triton.cdiv(size, SQUARES)
     squares = torch.empty(len(g), parts, dtype=torch.float32, device=g.device)
-    if squares.numel():
-        with torch.cuda.device_of(g):
-            blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
-            _square_sums_there[blocks](g, squares, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
+    blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
+    _square_sums[blocks](g, squares, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
     return squares
 
 
 def norms(x: Tensor) -> Tensor:
     """(n,) float64: the lengths of the rows of a float32 matrix; squares are exact, and added in float64."""
     result = torch.empty(len(x), dtype=torch.float64, device=x.device)
-    if len(x):
-        with torch.cuda.device_of(x):
-            _row_norms_there[(len(x),)](x.contiguous(), result, x.shape[1], block=2048, num_warps=8)
+    _row_norms[(len(x),)](x.contiguous(), result, x.shape[1], block=2048, num_warps=8)
     return result
 
 
@@ -239,11 +229,8 @@ def column_sums(x: Tensor, c: Tensor) -> Tensor:
     """
     n, width = x.shape
     sums = torch.zeros(triton.cdiv(n, DEEP), width, dtype=torch.float64, device=x.device)
-    if sums.numel():
-        with torch.cuda.device_of(x):
-            blocks = (triton.cdiv(width, 128), len(sums))
-            operands = x.contiguous(), c.contiguous(), sums, n, width
-            _column_sums_there[blocks](*operands, deep=DEEP, tall=16, wide=128)
+    operands = x.contiguous(), c.contiguous(), sums, n, width
+    _column_sums[triton.cdiv(width, 128), len(sums)](*operands, deep=DEEP, tall=16, wide=128)
     return sums.sum(0)
 
 
@@ -258,11 +245,8 @@ def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
     block = triton.next_power_of_2(width)
     tile, parts = max(1, min(PLACES, WIDEST // block)), triton.cdiv(t, PLACES)
     sums = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
-        _norm_sums_there[(n, parts)](
-            x.contiguous(), b.contiguous(), sums, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
-            num_warps=8,
-        )  # fmt: skip
+    operands = x.contiguous(), b.contiguous(), sums, t, width, parts, float(eps)
+    _norm_sums[n, parts](*operands, places=PLACES, tile=tile, block=block, num_warps=8)
     return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
@@ -271,21 +255,14 @@ def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Ten
     n, k = x.shape
     tall, stride = k + -k % 32, n + -n % 32
     high, low = (torch.empty(tall, stride, dtype=torch.int8, device=x.device) for _ in range(2))
-    with torch.cuda.device_of(x):
-        blocks = (triton.cdiv(stride, 128), triton.cdiv(tall, 64))
-        operands = x.contiguous(), scale.contiguous(), high, low, n, k, stride, tall
-        _digits_there[blocks](*operands, cells=float(cells), side=side, wide=64, deep=128, num_warps=8)
+    blocks = triton.cdiv(stride, 128), triton.cdiv(tall, 64)
+    operands = x.contiguous(), scale.contiguous(), high, low, n, k, stride, tall
+    _digits[blocks](*operands, cells=float(cells), side=side, wide=64, deep=128, num_warps=8)
     return high, low
 
 
 def joined(high: Tensor, mixed: Tensor, low: Tensor, side: int, scale: float, out: Tensor) -> None:
     """out = scale (side^2 high + side mixed + low) of whole numbers whose rows may be longer than those of out."""
     rows, width = out.shape
-    if not out.numel():
-        return
-    with torch.cuda.device_of(out):
-        blocks = (triton.cdiv(rows, 4), triton.cdiv(width, 512))
-        _joined_there[blocks](
-            high, mixed, low, out, rows, width, high.stride(0), out.stride(0), float(scale), side=side, tall=4,
-            wide=512, num_warps=8,
-        )  # fmt: skip
+    operands = high, mixed, low, out, rows, width, high.stride(0), out.stride(0), float(scale)
+    _joined[triton.cdiv(rows, 4), triton.cdiv(width, 512)](*operands, side=side, tall=4, wide=512, num_warps=8)

@@ -59,7 +59,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 
@@ -264,28 +264,6 @@ def _cheaper_ghost(t: int, p: int, q: int) -> bool:
     return t * (p + q) < p * q
 
 
-def product_norms(a: Tensor, b: Tensor, ord: float, ones: bool = False) -> Tensor:
-    """Upper bounds of ||sum_t b_it a_it'||_ord: a (n, T, p), with one more column of ones, and b (n, T, q).
-
-    >>> bound = product_norms(torch.ones(1, 2, 3), torch.ones(1, 2, 1), 2)
-    >>> bool(12**0.5 <= bound <= 12**0.5 * 1.001)
-    True
-    """
-    (n, t, p), q = a.shape, b.shape[2]
-    high = torch.full((n,), math.inf, dtype=torch.float64, device=a.device)
-    again = torch.arange(n, device=a.device)
-    if not t:
-        return torch.zeros_like(high)
-    if ord == 2 and _cheaper_ghost(t, p + ones, q):
-        high, mass, off = ghost_norms(a, b, ones)
-        sure = (off <= 1 - 2 / (LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
-        again = (~sure).nonzero()[:, 0]
-    with exact_products(a.device):
-        for rows in again.split(max(1, CHUNK_BYTES // (16 * (p + ones) * q + 16 * t * (p + q)))):
-            high[rows] = _direct(a[rows], b[rows], ord, ones)
-    return high
-
-
 def ghost_norms(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`(upper, M, error / ||g||^2)` of sum_t b_it a_it', from the T x T inner products of both factors."""
     (n, t, p), q, work = a.shape, b.shape[2], working(b.dtype)
@@ -310,23 +288,6 @@ def _from_grams(left: Tensor, right: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     lost = 64.0 * t * t * k * torch.finfo(dtype).tiny * (1 + inputs.amax(1) + outputs.amax(1))
     error = (gamma(k, dtype) + gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
     return (square.clamp_min(0) + error).sqrt() * (1 + 2.0**-50), mass, error / square.clamp_min(0)
-
-
-def _direct(a: Tensor, b: Tensor, ord: float, ones: bool) -> Tensor:
-    """From the products themselves, in float64; factors of float64 are divided by powers of two, so that none leaves
-    the range."""
-    scale_a, scale_b = (_power_of_two(x, 900 * (x.dtype == torch.float64)) for x in (a, b))
-    live = a.flatten(1).any(1) & b.flatten(1).any(1)
-    a, b = a.double() / scale_a[:, None, None], b.double() / scale_b[:, None, None]
-    if ones:
-        live = b.flatten(1).any(1)
-        a = torch.cat([a, (1 / scale_a)[:, None, None].expand(*a.shape[:2], 1)], 2)
-    lengths = (torch.linalg.vector_norm(x, ord, dim=2) for x in (a, b))
-    mass = torch.stack(list(lengths)).prod(0).sum(1)
-    norms = upper_norms(torch.bmm(b.mT, a).flatten(1), ord)
-    high = norms + 2 * gamma(a.shape[1] + a.shape[2] + b.shape[2] + 8, torch.float64) * mass
-    high += torch.where(live, 16.0 * a.shape[1] * a.shape[2] * b.shape[2] * torch.finfo(torch.float64).tiny, 0.0)
-    return _product_upper(_product_upper(high, scale_a), scale_b)
 
 
 # ------------------------------------------------------------ sums
@@ -423,46 +384,17 @@ def _outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
         out.copy_(in_float64(k, rho, (b.shape[1], a.shape[1]), out.device, add, most))
 
 
-def _row_sum(b: Tensor, rho: float, out: Tensor) -> None:
-    """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
-    if not b.is_cuda and len(b) <= most_terms(rho, b.dtype):  # products with 1 are exact
-        out[:, None].copy_(b.T @ b.new_ones(len(b), 1))
-        return
-    most = max(1, CHUNK_BYTES // (8 * max(1, b.shape[1])))
-
-    def add(lo: int, hi: int) -> Tensor:
-        return b[lo:hi].sum(0, dtype=torch.float64)
-
-    out.copy_(in_float64(len(b), rho, tuple(b.shape[1:]), out.device, add, most))
-
-
 def _chunked(a: Tensor, b: Tensor, few: int) -> Tensor:
     """Products of `few` terms each in the working dtype, added in float64; as many together as `CHUNK_BYTES` holds."""
     (k, p), q = a.shape, b.shape[1]
-    at_once = max(1, CHUNK_BYTES // (a.element_size() * p * q))
-    total = Total((q, p), a.device)
-    for lo, hi, pieces in _spans(k, few, at_once):
-        x, y = a[lo:hi], b[lo:hi]
-        if pieces == 1:
-            total.add(y.T @ x)
-        else:
-            parts = torch.bmm(y.reshape(pieces, -1, q).mT, x.reshape(pieces, -1, p))
-            total.add(parts.sum(0, dtype=torch.float64))
+    total, whole = Total((q, p), a.device), k - k % few
+    step = few * max(1, CHUNK_BYTES // (a.element_size() * p * q))
+    for lo in range(0, whole, step):
+        x, y = a[lo : min(lo + step, whole)], b[lo : min(lo + step, whole)]
+        parts = torch.bmm(y.reshape(-1, few, q).mT, x.reshape(-1, few, p))
+        total.add(parts.sum(0, dtype=torch.float64))
+    total.add(b[whole:].T @ a[whole:])
     return total.result()
-
-
-def _spans(k: int, few: int, at_once: int) -> Iterable[tuple[int, int, int]]:
-    """`(lo, hi, pieces)`: ranges that cover 0..k-1, each of equal pieces of at most `few`, at most `at_once` of them.
-
-    >>> list(_spans(10, 3, 2)), list(_spans(2, 3, 2))
-    ([(0, 6, 2), (6, 9, 1), (9, 10, 1)], [(0, 2, 1)])
-    """
-    lo = 0
-    while lo < k:
-        pieces = max(1, min(at_once, (k - lo) // few))
-        hi = min(lo + pieces * few, k)
-        yield lo, hi, pieces
-        lo = hi
 
 
 # ------------------------------------------------------------ sums in whole numbers
@@ -477,7 +409,7 @@ ROUNDINGS = 24
 """Roundings of the three integer sums on their way to one float32 sum, their parts being at most three times it."""
 
 
-def fits_grid(n: int, rho: float, dtype: torch.dtype) -> bool:
+def _fits_grid(n: int, rho: float, dtype: torch.dtype) -> bool:
     """Whether so many records are summed in whole numbers: more than one product adds up within rho."""
     few = most_terms(rho, dtype)
     return few < n <= MAX_RECORDS and few >= ROUNDINGS

@@ -24,20 +24,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base import validate
-from isthmus.base.matrix import (
-    Csr,
-    Matrix,
-    Stored,
-    Total,
-    View,
-    as_dtype,
-    is_sparse,
-    matmul,
-    rmatmul,
-    to_dense,
-    with_data,
-)
+from isthmus.base import matrix, validate
+from isthmus.base.matrix import Csr, Matrix, Stored, View, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.gradients import fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, exact_products
@@ -143,40 +131,9 @@ class Rows(ABC):
         """
         return Dense(self.dense()).mixed(index, shares)
 
-    def regrouped(self, groups: Tensor) -> Rows:
-        """Micro-batches by name: row j is the mean of the rows i with groups[i] = j, zero where there is none.
-
-        A row that is not finite, or longer than `2^-40` of the largest float, counts as zero: whatever the other rows
-        are, no mean overflows, and a row touches no group but its own.
-
-        >>> Dense(torch.tensor([[1.0], [3.0], [8.0]])).regrouped(torch.tensor([2, 2, 0])).dense()
-        tensor([[8.],
-                [0.],
-                [2.]])
-        """
-        validate.shape((self.n,), groups=groups)
-        counts = torch.bincount(groups) if self.n else groups.new_zeros(0)
-        # a power of two: a mean is then rounded as its own group's size says, whatever the largest one is
-        most = 1 << (int(counts.max()) - 1).bit_length() if len(counts) else 1
-        order = torch.argsort(groups, stable=True)
-        within = torch.arange(self.n) - (counts.cumsum(0) - counts)[groups[order]]
-        index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most).double()
-        index[groups[order], within] = order
-        share[groups[order], within] = 1 / counts[groups[order]].to(share)
-        sound = self.masked(self.norm_upper() <= torch.finfo(self.dtype).max * 2.0**-40)
-        return sound.mixed(index, share)  # what is filled up has share 0, of a row that is finite
-
     def scaled(self, factor: float) -> Rows:
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
-
-    def plus(self, others: Sequence[Rows]) -> Rows:
-        """Row-wise sum with rows of the same space, in the cheapest form that holds it exactly."""
-        return total([self, *others])
-
-    def minus(self, other: Rows) -> Rows:
-        """Row-wise difference g_i - h_i."""
-        return self.plus([other.scaled(-1.0)])
 
     def leaves(self) -> list[tuple[str, Rows]]:
         """The named pieces these rows are made of, side by side."""
@@ -190,24 +147,6 @@ class Rows(ABC):
     def plain(self) -> Rows:
         """The same rows as sums of exact terms."""
         return self
-
-    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
-        """<g_i, h_j> with m rows of the same space: n x m, never an n x d matrix.
-
-        The products are done in a dtype, the wider one of both if none is given; here from blocks of dense rows.
-
-        >>> Dense(torch.tensor([[1.0, 2.0]])).inner(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
-        tensor([[3., 8.]])
-        """
-        validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
-        dtype = dtype or rounding.working(self.dtype, other.dtype)
-        result = torch.empty(self.n, other.n, dtype=dtype, device=self.device)
-        with exact_products(self.device):
-            for lo, hi in row_spans(self.n, self.d * dtype.itemsize):
-                mine = self.part(lo, hi).dense().to(dtype)
-                for left, right in row_spans(other.n, self.d * dtype.itemsize):
-                    result[lo:hi, left:right] = mine @ other.part(left, right).dense().to(dtype).T
-        return result
 
     def _spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""
@@ -226,8 +165,8 @@ class Rows(ABC):
         dtype = self.dtype if rounding.holds(rho, self.dtype) else torch.float64
         return torch.empty(self.d, dtype=dtype, device=self.device)
 
-    def _cast(self, weights: Tensor) -> Tensor:
-        return weights.to(dtype=self.dtype, device=self.device)
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.to(dtype=self.dtype, device=self.device)
 
     def _check_alike(self, other: Rows) -> None:
         same = (other.n, other.d) == (self.n, self.d)
@@ -325,7 +264,7 @@ class Lazy(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         c, exact = self._cast(weights), self.n > rounding.most_terms(rho, torch.float64)
-        total, piece = Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
+        total, piece = matrix.Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
         for lo, hi in self._spans():
             rounding._outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
             total.add(piece)
@@ -517,21 +456,6 @@ class Stack(_Composite):
             lo += piece.d
         return total(codes)
 
-    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
-        """The sum over leaves of the same name."""
-        theirs = dict(other.leaves())
-        if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
-            return super().inner(other, dtype)
-        first, *rest = (piece.inner(theirs[name], dtype) for name, piece in self.leaves())
-        return sum(rest, first)
-
-    def minus(self, other: Rows) -> Rows:
-        self._check_alike(other)
-        if not isinstance(other, Stack) or [(k, r.d) for k, r in self.items] != [(k, r.d) for k, r in other.items]:
-            return super().minus(other)
-        pairs = zip(self.leaves(), other.leaves(), strict=True)
-        return Stack([(name, mine.minus(theirs)) for (name, mine), (_, theirs) in pairs])
-
     def each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items], self.factor)
 
@@ -591,7 +515,15 @@ class Outer(Rows):
             return rounding._product_upper(self._sizes(ord), rounding.upper_norms(b, ord))
         rounding._check_ord(ord)
         assert isinstance(self.a, Tensor)
-        return rounding.product_norms(self.a, self.b, ord, self.ones)
+        (t, p, q), again = (self.positions, self.p, self.q), torch.arange(self.n, device=self.device)
+        high = torch.full((self.n,), math.inf, dtype=torch.float64, device=self.device)
+        if t and ord == 2 and rounding._cheaper_ghost(t, p, q):
+            high, mass, off = rounding.ghost_norms(self.a, self.b, self.ones)
+            sure = (off <= 1 - 2 / (rounding.LOOSE**2 + 1)) & (mass < 2.0**60)  # NaN is not
+            again = (~sure).nonzero()[:, 0]
+        for rows in again.split(max(1, rounding.CHUNK_BYTES // (16 * p * q + 16 * t * (p + q)))):
+            high[rows] = _direct(Outer(self.a[rows], self.b[rows], self.ones), ord, torch.float64)
+        return high
 
     def underflow(self) -> float | Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
@@ -617,14 +549,14 @@ class Outer(Rows):
             room = self._room(rho, None)
         if not isinstance(self.a, Tensor):
             return room.copy_(self._seen_sum(weights, rho))
-        c, matrix = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
-        if self.grid is not None and rounding.fits_grid(self.n, rho, self.dtype):
+        c, place = weights.to(dtype=self.dtype, device=self.device), room.view(self.q, self.p)
+        if self.grid is not None and rounding._fits_grid(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
-            rounding._integer_sum(a, b, c, self.grid, matrix[:, : a.shape[1]])
+            rounding._integer_sum(a, b, c, self.grid, place[:, : a.shape[1]])
             if self.ones and self.skips:
-                matrix[:, -1] = fused.column_sums(b, c)
+                place[:, -1] = fused.column_sums(b, c)
             elif self.ones:
-                rounding._row_sum(b * c[:, None], rho, matrix[:, -1])
+                rounding._outer_sum(b.new_ones(self.n, 1), b * c[:, None], rho, place[:, -1:])
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
@@ -633,9 +565,9 @@ class Outer(Rows):
             b = b * c.view(-1, 1)
         else:
             a, b = _flat(a), _flat(b * c.view(-1, 1, 1))
-        rounding._outer_sum(a, b, rho, matrix[:, : a.shape[1]])
-        if self.ones:
-            rounding._row_sum(b, rho, matrix[:, -1])
+        rounding._outer_sum(a, b, rho, place[:, : a.shape[1]])
+        if self.ones:  # products with 1 are exact
+            rounding._outer_sum(b.new_ones(len(b), 1), b, rho, place[:, -1:])
         return room
 
     def _seen_sum(self, weights: Tensor, rho: float) -> Tensor:
@@ -644,12 +576,12 @@ class Outer(Rows):
         if isinstance(a, View):  # a map has roundings of its own
             rho = max(0.0, rho - rounding.gamma(a.roundings, torch.float64))
         elif self.n <= rounding.most_terms(rho, self.dtype):
-            return rmatmul(a, self._wide(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
+            return matrix.rmatmul(a, self._cast(self.b) * self._cast(weights)[:, None]).T.reshape(-1)
         b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
 
         def add(lo: int, hi: int) -> Tensor:
             part = a if (lo, hi) == (0, self.n) else a[lo:hi]
-            return rmatmul(part, b[lo:hi]).T.reshape(-1)
+            return matrix.rmatmul(part, b[lo:hi]).T.reshape(-1)
 
         return rounding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
 
@@ -670,14 +602,14 @@ class Outer(Rows):
         b = torch.where(rows, self.b, 0.0)
         if is_sparse(self.a):
             kept = np.repeat(keep.cpu().numpy(), np.diff(self.a.indptr))
-            return Outer(with_data(self.a, np.where(kept, self.a.data, self.a.data.dtype.type(0))), b)
+            return Outer(matrix.with_data(self.a, np.where(kept, self.a.data, self.a.data.dtype.type(0))), b)
         return Outer(torch.where(rows, self.a, 0.0), b, self.ones)
 
     def mixed(self, index: Tensor, shares: Tensor) -> Rows:
         if isinstance(self.a, View):
             return super().mixed(index, shares)
         (m, k), index = index.shape, index.to(self.device)
-        b = self._wide(self.b)[index] * self._cast(shares).view(m, k, *[1] * (self.b.ndim - 1))
+        b = self._cast(self.b)[index] * self._cast(shares).view(m, k, *[1] * (self.b.ndim - 1))
         if is_sparse(self.a) and k > 1:
             return _sums(self.a, b, index.numpy())
         if is_sparse(self.a):
@@ -690,12 +622,7 @@ class Outer(Rows):
         return Outer(a.flatten(1, -2), b.flatten(1, -2), self.ones)
 
     def scaled(self, factor: float) -> Outer:
-        return Outer(self.a, self._wide(self.b) * factor, self.ones, self._given, self.grid)
-
-    def minus(self, other: Rows) -> Rows:
-        if isinstance(other, Outer) and other.q == self.q and other.ones == self.ones and _same(self.a, other.a):
-            return Outer(self.a, self._wide(self.b) - other.b, self.ones, self._given)
-        return super().minus(other)
+        return Outer(self.a, self._cast(self.b) * factor, self.ones, self._given, self.grid)
 
     def through(self, sketch: _LinearMap, lo: int = 0) -> Rows:
         if isinstance(self.a, View):
@@ -703,27 +630,7 @@ class Outer(Rows):
         a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
-        return Dense(sketch.outer(a, self._wide(self.b), lo))
-
-    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
-        """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
-        mate, m = outer_of(other), other.n
-        if mate is None or isinstance(self.a, View) or (mate.q, mate.p) != (self.q, self.p):
-            return super().inner(other, dtype)
-        view, theirs = mate.whole_a(), mate.positions
-        pairs = self.positions * theirs
-        if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
-            return super().inner(other, dtype)
-        dtype = dtype or rounding.working(self.dtype, other.dtype)
-        inputs, outputs = view if is_sparse(view) else _flat(view), _flat(mate.b)
-        width = self.positions * (self.p + self.q) + 3 * pairs * m
-        parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
-        with exact_products(self.device):
-            for lo, hi in row_spans(self.n, width * dtype.itemsize):
-                a = self.a[lo:hi] if is_sparse(self.a) else _flat(self._shown(self.a[lo:hi]))
-                terms = _cross(a, inputs, dtype).to(self.device) * _cross(_flat(self.b[lo:hi]), outputs, dtype)
-                parts.append(terms.view(hi - lo, self.positions, m, theirs).sum((1, 3)))
-        return torch.cat(parts)
+        return Dense(sketch.outer(a, self._cast(self.b), lo))
 
     def _sizes(self, ord: float) -> Tensor:
         """Upper bounds of the norms of all a_t, computed once."""
@@ -747,9 +654,6 @@ class Outer(Rows):
     def _shown(self, a: Tensor) -> Tensor:
         """A dense factor with its column of ones."""
         return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones else a
-
-    def _wide(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype)
 
 
 def Glm(r: Tensor, X: Matrix, sizes: Callable[[float], Tensor] | None = None) -> Outer:
@@ -786,15 +690,18 @@ class Lookup(Rows):
     (tensor([3., 0., 4.]), tensor([5.0000]))
     """
 
+    ones = False
+    """There is no bias: with q = V and p = D, the table is as large as the matrix of an `Outer`."""
+
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int, apart: bool = False) -> None:
         validate.positive_int(vocabulary=vocabulary)
         validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
         same = values.ndim == 3 and values.shape[:2] == index.shape
         remedy = f"give {(*index.shape, 'D')} to match index of shape {tuple(index.shape)}"
         validate.check(same, "values.shape", tuple(values.shape), remedy)
-        self.index, self.values, self.vocabulary, self.apart = index.long(), values.detach(), vocabulary, apart
-        self.n, self.positions, self.width = values.shape
-        self.d = vocabulary * self.width
+        self.index, self.values, self.q, self.apart = index.long(), values.detach(), vocabulary, apart
+        self.n, self.positions, self.p = values.shape
+        self.d = self.q * self.p
         self.dtype, self.device = rounding.working(values.dtype), values.device
 
     @property
@@ -818,9 +725,9 @@ class Lookup(Rows):
         start = torch.where(first, ids, 0).cummax(1).values  # the first of equal places, in sorted order
         slot = torch.empty_like(order).scatter_(1, order, order.gather(1, start))
         slot = slot + torch.arange(self.n, device=self.device)[:, None] * self.positions
-        total = torch.zeros(self.n * self.positions, self.width, dtype=torch.float64, device=self.device)
+        total = torch.zeros(self.n * self.positions, self.p, dtype=torch.float64, device=self.device)
         total.index_add_(0, slot.flatten(), self.values.flatten(0, 1).to(torch.float64))
-        return Lookup(self.index, total.to(self.dtype).view_as(self.values), self.vocabulary, apart=True)
+        return Lookup(self.index, total.to(self.dtype).view_as(self.values), self.q, apart=True)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         return rounding.upper_norms(self.distinct.values.flatten(1), ord)
@@ -830,19 +737,19 @@ class Lookup(Rows):
         room, values = self._room(rho, out), self.distinct.values
         if self.n <= rounding.most_terms(rho, self.dtype) and room.dtype == self.dtype:
             values = values * self._cast(weights)[:, None, None]
-            table = room.zero_().view(self.vocabulary, self.width)
+            table = room.zero_().view(self.q, self.p)
             table.index_add_(0, self.index.flatten(), values.flatten(0, 1))
             return room
         places, slots = torch.unique(self.index, return_inverse=True)
-        c, shape = self._cast(weights).to(torch.float64)[:, None, None], (len(places), self.width)
+        c, shape = self._cast(weights).to(torch.float64)[:, None, None], (len(places), self.p)
 
         def add(lo: int, hi: int) -> Tensor:
             part = torch.zeros(shape, dtype=torch.float64, device=self.device)
             return part.index_add_(0, slots[lo:hi].flatten(), (values[lo:hi] * c[lo:hi]).flatten(0, 1))
 
-        most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.width)))
+        most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.p)))
         total = rounding.in_float64(self.n, rho, shape, self.device, add, most)
-        room.zero_().view(self.vocabulary, self.width)[places] = total.to(room.dtype)
+        room.zero_().view(self.q, self.p)[places] = total.to(room.dtype)
         return room
 
     def add_to(self, matrices: Tensor, lo: int, hi: int) -> None:
@@ -851,14 +758,14 @@ class Lookup(Rows):
         slot = (self.index - lo).clamp(0, hi - lo - 1)
         slot = slot + torch.arange(self.n, device=self.device)[:, None] * (hi - lo)
         values = torch.where(inside[:, :, None], self.values, 0.0).to(matrices.dtype)
-        matrices.view(-1, self.width).index_add_(0, slot.flatten(), values.flatten(0, 1))
+        matrices.view(-1, self.p).index_add_(0, slot.flatten(), values.flatten(0, 1))
 
     def part(self, lo: int, hi: int) -> Lookup:
-        return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary, self.apart)
+        return Lookup(self.index[lo:hi], self.values[lo:hi], self.q, self.apart)
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        whole = torch.zeros(self.n, self.vocabulary, self.width, dtype=dtype or self.dtype, device=self.device)
-        self.add_to(whole, 0, self.vocabulary)
+        whole = torch.zeros(self.n, self.q, self.p, dtype=dtype or self.dtype, device=self.device)
+        self.add_to(whole, 0, self.q)
         return whole.view(self.n, self.d)
 
     def masked(self, keep: Tensor) -> Lookup:
@@ -868,25 +775,13 @@ class Lookup(Rows):
         index = index.to(self.device)
         values = self.values.to(self.dtype)[index] * self._cast(shares)[:, :, None, None]
         apart = self.apart and index.shape[1] == 1
-        return Lookup(self.index[index].flatten(1), values.flatten(1, 2), self.vocabulary, apart)
+        return Lookup(self.index[index].flatten(1), values.flatten(1, 2), self.q, apart)
 
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 
-    def inner(self, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
-        """The products of what two examples hold at equal places."""
-        mate = other.plain()
-        if not isinstance(mate, Lookup) or mate.vocabulary != self.vocabulary or other.d != self.d:
-            return super().inner(other, dtype)
-        dtype = dtype or rounding.working(self.dtype, other.dtype)
-        places, slots = torch.unique(torch.cat([self.index.flatten(), mate.index.flatten()]), return_inverse=True)
-        d, kinds = len(places) * self.width, (self.values, mate.values)
-        slots = slots.split([self.index.numel(), mate.index.numel()])
-        left, right = (_sparse(at, values.to(dtype), d) for at, values in zip(slots, kinds, strict=True))
-        return torch.from_numpy((left @ right.T).toarray()).to(self.device)
-
     def _with(self, values: Tensor) -> Lookup:
-        return Lookup(self.index, values, self.vocabulary, self.apart)
+        return Lookup(self.index, values, self.q, self.apart)
 
 
 class Sum(_Composite):
@@ -918,7 +813,7 @@ class Sum(_Composite):
         tied = self._tied() if ord == 2 else None
         if tied is None:
             parts = [Sum([piece.part(lo, hi) for piece in self.pieces]) for lo, hi in row_spans(self.n, 16 * self.d)]
-            return _joined([part._direct(ord) for part in parts], self.device)
+            return _joined([_direct(part, ord, self.dtype) for part in parts], self.device)
         outer, lookup = tied
         numbers = 3 * self.positions**2 + outer.positions * outer.q + self.positions * outer.p
         spans = row_spans(self.n, 8 * numbers)
@@ -940,8 +835,8 @@ class Sum(_Composite):
             total += more.sum_to(weights, rho)
         return self._room(rho, out).copy_(total)
 
-    def dense(self) -> Tensor:
-        return sum((piece.dense() for piece in self.pieces), self._zeros(self.n, self.d))
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return sum((piece.dense(dtype) for piece in self.pieces), self._zeros(self.n, self.d))
 
     def each(self, change: Callable[[Rows], Rows]) -> Rows:
         return total([change(piece) for piece in self.pieces])
@@ -953,7 +848,7 @@ class Sum(_Composite):
         """An output layer and an embedding of one table, where their products are fewer than the table's numbers."""
         for outer, lookup in (self.pieces, self.pieces[::-1]) if len(self.pieces) == 2 else ():
             if isinstance(outer, Outer) and isinstance(lookup, Lookup) and isinstance(outer.a, Tensor):
-                alike = (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False)
+                alike = (outer.q, outer.p, outer.ones) == (lookup.q, lookup.p, False)
                 if alike and rounding._cheaper_ghost(self.positions, outer.p, outer.q):
                     return outer, lookup
         return None
@@ -976,13 +871,6 @@ class Sum(_Composite):
         live = (a.any(2) & b.any(2)).any(1) | lookup.values.flatten(1).any(1) | upper.isnan()
         upper = torch.where(live, upper, 0.0)
         return rounding._product_upper(rounding._product_upper(upper, scale_a), scale_b)
-
-    def _direct(self, ord: float) -> Tensor:
-        """Norms of the sum itself, built in float64; its error is that of the sum in its own dtype."""
-        whole = sum((piece.dense(torch.float64) for piece in self.pieces), torch.zeros(()))
-        mass, tiny = self.mass(ord), 16 * self.positions * self.d * torch.finfo(torch.float64).tiny
-        error = rounding.gamma(self.positions + len(self.pieces) + 4, self.dtype) * mass * (1 + 2.0**-30)
-        return rounding.upper_norms(whole, ord) + error + torch.where(mass == 0, 0.0, tiny)
 
 
 class ResidualRows(_Composite):
@@ -1094,6 +982,14 @@ def _kept(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep[:, None], values, 0.0)
 
 
+def _direct(rows: Outer | Sum, ord: float, dtype: torch.dtype) -> Tensor:
+    """Norms of sums of several terms, built in float64; their error is that of the sum in a dtype."""
+    whole, mass = rows.dense(torch.float64), _whole_mass(rows, ord)
+    tiny = 16.0 * rows.positions * rows.d * torch.finfo(torch.float64).tiny
+    error = rounding.gamma(rows.positions + 8, dtype) * mass * (1 + 2.0**-30)
+    return rounding.upper_norms(whole, ord) + error + torch.where(mass == 0, 0.0, tiny)
+
+
 def _whole_mass(rows: Rows, ord: float = 2) -> Tensor:
     """M_i, also where it is the row's own norm."""
     sizes = rows.mass(ord)
@@ -1112,10 +1008,8 @@ def total(pieces: Sequence[Rows]) -> Rows:
     groups: dict[object, list[Rows]] = {}
     for piece in [inner for rows in pieces for inner in (rows.pieces if isinstance(rows, Sum) else [rows])]:
         kind: object = id(piece)  # not joined with any other
-        if isinstance(piece, Outer) and isinstance(piece.a, Tensor):
-            kind = (piece.q, piece.p, piece.ones)
-        elif isinstance(piece, Lookup):
-            kind = (piece.vocabulary, piece.width)
+        if isinstance(piece, Lookup) or (isinstance(piece, Outer) and isinstance(piece.a, Tensor)):
+            kind = type(piece), piece.q, piece.p, piece.ones
         groups.setdefault(kind, []).append(piece)
     joined = [_laid(group) for group in groups.values()]
     factored = [piece for piece in joined if isinstance(piece, (Outer, Lookup))]
@@ -1127,6 +1021,104 @@ def total(pieces: Sequence[Rows]) -> Rows:
     return Dense(sum(rest, first))
 
 
+def difference(rows: Rows, other: Rows) -> Rows:
+    """The row-wise difference g_i - h_i: leaf by leaf, and of one term where both have the same factor."""
+    rows._check_alike(other)
+    if isinstance(rows, Stack) and isinstance(other, Stack):
+        pairs = list(zip(rows.leaves(), other.leaves(), strict=False))
+        if len(rows.items) == len(other.items) and all((k, g.d) == (m, h.d) for (k, g), (m, h) in pairs):
+            return Stack([(name, difference(mine, theirs)) for (name, mine), (_, theirs) in pairs])
+    elif isinstance(rows, Outer) and isinstance(other, Outer):
+        if other.q == rows.q and other.ones == rows.ones and _same(rows.a, other.a):
+            return Outer(rows.a, rows._cast(rows.b) - other.b, rows.ones, rows._given)
+    return total([rows, other.scaled(-1.0)])
+
+
+def regrouped(rows: Rows, groups: Tensor) -> Rows:
+    """Micro-batches by name: row j is the mean of the rows i with groups[i] = j, zero where there is none.
+
+    A row that is not finite, or longer than `2^-40` of the largest float, counts as zero: whatever the other rows
+    are, no mean overflows, and a row touches no group but its own.
+
+    >>> regrouped(Dense(torch.tensor([[1.0], [3.0], [8.0]])), torch.tensor([2, 2, 0])).dense()
+    tensor([[8.],
+            [0.],
+            [2.]])
+    """
+    validate.shape((rows.n,), groups=groups)
+    counts = torch.bincount(groups) if rows.n else groups.new_zeros(0)
+    # a power of two: a mean is then rounded as its own group's size says, whatever the largest one is
+    most = 1 << (int(counts.max()) - 1).bit_length() if len(counts) else 1
+    order = torch.argsort(groups, stable=True)
+    within = torch.arange(rows.n) - (counts.cumsum(0) - counts)[groups[order]]
+    index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most).double()
+    index[groups[order], within] = order
+    share[groups[order], within] = 1 / counts[groups[order]].to(share)
+    sound = rows.masked(rows.norm_upper() <= torch.finfo(rows.dtype).max * 2.0**-40)
+    return sound.mixed(index, share)  # what is filled up has share 0, of a row that is finite
+
+
+def inner(rows: Rows, other: Rows, dtype: torch.dtype | None = None) -> Tensor:
+    """<g_i, h_j> of n and m rows of one space: n x m, never an n x d matrix.
+
+    The products are done in a dtype, the wider one of both if none is given: leaf by leaf where both have the same
+    ones, from factors where these are cheaper than the rows, else from blocks of dense rows.
+
+    >>> inner(Dense(torch.tensor([[1.0, 2.0]])), Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
+    tensor([[3., 8.]])
+    """
+    validate.check(other.d == rows.d, "other.d", other.d, f"give rows of the same space, d = {rows.d}")
+    dtype = dtype or rounding.working(rows.dtype, other.dtype)
+    if isinstance(rows, Stack):
+        theirs = dict(other.leaves())
+        if {name: piece.d for name, piece in rows.items} == {name: piece.d for name, piece in theirs.items()}:
+            first, *rest = (inner(piece, theirs[name], dtype) for name, piece in rows.leaves())
+            return sum(rest, first)
+    mine, mate = rows.plain(), other.plain()
+    if isinstance(mine, Lookup) and isinstance(mate, Lookup) and mine.q == mate.q:
+        return _inner_of_places(mine, mate, dtype)
+    left, right = outer_of(mine), outer_of(mate)
+    if left is not None and right is not None and (left.q, left.p) == (right.q, right.p):
+        pairs = left.positions * right.positions
+        if pairs == 1 or pairs * (left.p + left.q) <= left.d:
+            return _inner_of_factors(left, right, dtype)
+    result = torch.empty(rows.n, other.n, dtype=dtype, device=rows.device)
+    with exact_products(rows.device):
+        for lo, hi in row_spans(rows.n, rows.d * dtype.itemsize):
+            block = rows.part(lo, hi).dense().to(dtype)
+            for start, end in row_spans(other.n, rows.d * dtype.itemsize):
+                result[lo:hi, start:end] = block @ other.part(start, end).dense().to(dtype).T
+    return result
+
+
+def _inner_of_factors(mine: Outer, mate: Outer, dtype: torch.dtype) -> Tensor:
+    """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors."""
+    s, t, inputs = mine.positions, mate.positions, mate.whole_a()
+    parts = [torch.zeros(0, mate.n, dtype=dtype, device=mine.device)]
+    with exact_products(mine.device):
+        for lo, hi in row_spans(mine.n, (s * (mine.p + mine.q) + 3 * s * t * mate.n) * dtype.itemsize):
+            part = mine.part(lo, hi)
+            terms = _cross(part.whole_a(), inputs, dtype).to(mine.device) * _cross(part.b, mate.b, dtype)
+            parts.append(terms.view(hi - lo, s, mate.n, t).sum((1, 3)))
+    return torch.cat(parts)
+
+
+def _cross(x: Stored, y: Stored, dtype: torch.dtype) -> Tensor:
+    """x y' in a dtype, for dense or CSR factors with as many columns; every position is a row of its own."""
+    if is_sparse(y):
+        return to_dense(matrix.as_dtype(x, dtype) @ y.T, dtype) if is_sparse(x) else _cross(y, x, dtype).T
+    return matrix.matmul(x if is_sparse(x) else _flat(x).to(dtype), _flat(y).to(dtype).T)
+
+
+def _inner_of_places(mine: Lookup, mate: Lookup, dtype: torch.dtype) -> Tensor:
+    """The products of what two examples hold at equal places."""
+    places, slots = torch.unique(torch.cat([mine.index.flatten(), mate.index.flatten()]), return_inverse=True)
+    left, right = slots.split([mine.index.numel(), mate.index.numel()])
+    d = len(places) * mine.p
+    product = _sparse(left, mine.values.to(dtype), d) @ _sparse(right, mate.values.to(dtype), d).T
+    return torch.from_numpy(product.toarray()).to(mine.device)
+
+
 def _laid(group: Sequence[Rows]) -> Rows:
     """One piece from pieces of one kind, by laying their positions one after the other."""
     first, dtype = group[0], rounding.working(*(piece.dtype for piece in group))
@@ -1135,7 +1127,7 @@ def _laid(group: Sequence[Rows]) -> Rows:
     if isinstance(first, Lookup):
         index = torch.cat([r.index for r in group if isinstance(r, Lookup)], 1)
         values = torch.cat([r.values.to(dtype) for r in group if isinstance(r, Lookup)], 1)
-        return Lookup(index, values, first.vocabulary)
+        return Lookup(index, values, first.q)
     outers = [r for r in group if isinstance(r, Outer)]
     p, q, ones = outers[0].p, outers[0].q, outers[0].ones
     if sum(r.positions for r in outers) * (p + q) >= first.d:
@@ -1148,13 +1140,6 @@ def _laid(group: Sequence[Rows]) -> Rows:
 def _flat(x: Tensor) -> Tensor:
     """(n, p), or (n, T, p) with every position as a row of its own."""
     return x.reshape(-1, x.shape[-1])
-
-
-def _cross(x: Stored, y: Stored, dtype: torch.dtype) -> Tensor:
-    """x y' in a dtype, for dense or CSR factors with as many columns."""
-    if is_sparse(y):
-        return to_dense(as_dtype(x, dtype) @ y.T, dtype) if is_sparse(x) else _cross(y, x, dtype).T
-    return matmul(x if is_sparse(x) else x.to(dtype), y.to(dtype).T)
 
 
 def _sums(a: Csr, b: Tensor, index: np.ndarray) -> Outer:

@@ -115,7 +115,14 @@ def _replacement(layer: Any, num_groups: int | None) -> nn.Module | None:
     if _is_one_of(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
         fit = _group_norm(layer, num_groups)
     elif _is_one_of(layer, nn.RNN, nn.LSTM, nn.GRU):
-        fit = _recurrent(layer)
+        kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
+        names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size".split()
+        if kind is RNN:
+            names.append("nonlinearity")
+        fit = kind(**{name: vars(layer)[name] for name in names}, device="meta")
+        for name, parameter in layer.named_parameters(remove_duplicate=False):
+            weight, _, part = name.partition("_")
+            setattr(fit._modules[part], weight, parameter)
     elif _is_one_of(layer, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -146,18 +153,6 @@ def _group_norm(layer: Any, num_groups: int | None) -> nn.Module | None:
     return fit
 
 
-def _recurrent(layer: Any) -> nn.Module:
-    kind: type[_Recurrent] = {"LSTM": LSTM, "GRU": GRU}.get(layer.mode, RNN)
-    names = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size".split()
-    if kind is RNN:
-        names.append("nonlinearity")
-    fit = kind(**{name: vars(layer)[name] for name in names}, device="meta")
-    for name, parameter in layer.named_parameters(remove_duplicate=False):
-        weight, _, part = name.partition("_")
-        setattr(fit._modules[part], weight, parameter)
-    return fit
-
-
 def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
     """What is wrong with one layer."""
     wrapper = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in _WRAPPERS), None)
@@ -165,9 +160,8 @@ def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
     if wrapper is not None:
         yield Problem(name, f"is wrapped in {wrapper}", _SHARDED if "FSDP" in wrapper or "Fully" in wrapper else _BARE)
     elif type(layer).__module__.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")):
-        yield Problem(
-            name, f"is quantised ({type(layer).__name__})", "quantise after training, with a module of floats"
-        )
+        kind = type(layer).__name__
+        yield Problem(name, f"is quantised ({kind})", "quantise after training, with a module of floats")
     elif isinstance(layer, LazyModuleMixin) and (isinstance(layer, _LazyNormBase) or layer.has_uninitialized_params()):
         yield Problem(name, "has no parameters yet (lazy)", "run one batch through the module first")
     elif isinstance(layer, _BatchNorm):
@@ -177,7 +171,11 @@ def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
     elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
         yield Problem(name, "rewrites the rows that the data name (max_norm), unprotected", "set max_norm=None")
     elif trained:
-        yield from _rule_problem(name, layer)
+        try:
+            rule_for(name, layer)
+        except InvalidInput as error:
+            why, _, remedy = str(error).partition(" is not allowed: ")
+            yield Problem(name, f"({type(layer).__name__}) has no per-example gradient", remedy or why)
 
 
 def _batch_norm_problem(name: str, layer: _BatchNorm, trained: bool) -> Iterator[Problem]:
@@ -189,12 +187,3 @@ def _batch_norm_problem(name: str, layer: _BatchNorm, trained: bool) -> Iterator
         yield Problem(name, f"is a trainable {kind}", f"{REPLACE}, or freeze it and keep it in eval mode")
     if layer.training and layer.track_running_stats:
         yield Problem(name, "keeps running statistics of the data (track_running_stats), unprotected", REPLACE)
-
-
-def _rule_problem(name: str, layer: nn.Module) -> Iterator[Problem]:
-    """What the rule of a trainable layer says."""
-    try:
-        rule_for(name, layer)
-    except InvalidInput as error:
-        why, _, remedy = str(error).partition(" is not allowed: ")
-        yield Problem(name, f"({type(layer).__name__}) has no per-example gradient", remedy or why)

@@ -23,8 +23,8 @@ from isthmus.base.class_registry import subclasses
 from isthmus.base.matrix import Array, Matrix, View, as_matrix, is_sparse
 from isthmus.base.space import Space
 from isthmus.base.streamed import opened
-from isthmus.gradients import Glm, Outer, Rows
-from isthmus.gradients.rounding import Lengths, upper_norms
+from isthmus.gradients import Outer
+from isthmus.gradients.rounding import Lengths
 from isthmus.objectives.base import Index, Objective, _check_point, as_index
 from isthmus.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import Penalty, penalty_of
@@ -166,11 +166,12 @@ class LinearModel(Objective):
         X, losses = self._of(self.losses, w, self._where(index))
         return float(losses.double().sum()) / max(X.shape[0], 1)
 
-    def rows(self, w: Tensor, index: Index = None) -> Rows:
-        """The per-example gradients slope_i x_i, factored."""
+    def rows(self, w: Tensor, index: Index = None) -> Outer:
+        """The per-example gradients slope_i x_i', factored."""
         where = self._where(index)
         X, slopes = self._of(self.slopes, w, where)
-        return Glm(slopes, X, lambda ord: self.lengths.of(X, ord, where))
+        outputs = slopes[:, None] if slopes.ndim == 1 else slopes
+        return Outer(X, outputs, sizes=lambda ord: self.lengths.of(X, ord, where))
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
@@ -211,12 +212,6 @@ class LinearModel(Objective):
         validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
         return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
 
-    def accuracy(self, w: Tensor, X: object = None, y: object = None) -> float:
-        """The share of right labels (classifiers)."""
-        if not self.targets.labels:
-            raise TypeError(f"{type(self).__name__} predicts numbers and has no accuracy: use score, which is R2")
-        return self.score(w, X, y)
-
     @property
     def classes(self) -> tuple[object, ...] | None:
         """The labels in order, or None for a regression."""
@@ -230,12 +225,6 @@ class LinearModel(Objective):
         if self.curvature is None:
             return math.inf
         return self.curvature * top_eigenvalue(self.X) / self.n + self.penalty.curvature
-
-    def lipschitz(self) -> float:
-        """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
-        if self.slope_bound is None:
-            return math.inf
-        return float(upper_norms(self.X).max()) * self.slope_bound
 
     def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
@@ -494,12 +483,6 @@ class Softmax(LinearModel):
         """softmax(z) - e_y."""
         return torch.softmax(z, dim=1).scatter_add(1, y[:, None], z.new_full((len(y), 1), -1.0))
 
-    def rows(self, w: Tensor, index: Index = None) -> Outer:
-        """The per-example gradients, factored."""
-        where = self._where(index)
-        X, slopes = self._of(self.slopes, w, where)
-        return Outer(X, slopes, sizes=lambda ord: self.lengths.of(X, ord, where))
-
     def _space(self) -> Space:
         return Space.of({"w": (len(self.classes or ()), self.X.shape[1])})
 
@@ -588,14 +571,11 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
         validate.check(not missing, "loss", loss.__name__, remedy)
         validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {_READS[labels]}")
         return loss
-    why = ""
-    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
-        if vars(kind).get("name") == loss:
-            missing = " and ".join(_missing(kind))
-            if missing:
-                why += f"{kind.__name__} has no {missing} yet; "
-            elif labels in (None, kind.labelled()):
-                return kind
+    named = [kind for kind in subclasses(LinearModel) if vars(kind).get("name") == loss]  # type: ignore[type-abstract]
+    for kind in named:
+        if not _missing(kind) and labels in (None, kind.labelled()):
+            return kind
+    why = "".join(f"{kind.__name__} has no {' and '.join(_missing(kind))} yet; " for kind in named if _missing(kind))
     validate.refuse("loss", loss, f"{why}choose one of {list(known_losses(labels))}, or give a subclass of LinearModel")
 
 

@@ -19,7 +19,7 @@ from isthmus.base import validate
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers import forward_guard
 from isthmus.gradients.layers.trial import Pieces, look
-from isthmus.gradients.rows import Rows, Stack, compact
+from isthmus.gradients.rows import Rows, Stack, compact, total
 from isthmus.objectives.base import Index, Objective
 from isthmus.penalties import NoPenalty, Penalty
 
@@ -137,7 +137,7 @@ def captured(
         idle += silent
     for name, rows in unused(layers, silent, len(x)):
         told[name].append(rows)
-    return Stack([(name, merged(name, rows)) for name, rows in told.items()])
+    return Stack([(name, total(rows)) for name, rows in told.items()])
 
 
 def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
@@ -159,9 +159,3 @@ def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None
             stacklevel=4,
         )
     return layers.zeros(names, n)
-
-
-def merged(name: str, pieces: Sequence[Rows]) -> Rows:
-    """One piece from all the times a layer was used in the pass."""
-    assert pieces, name
-    return pieces[0].plus(pieces[1:]) if len(pieces) > 1 else pieces[0]

@@ -23,7 +23,7 @@ from isthmus import modules
 from isthmus.base import validate
 from isthmus.core.driver import TorchDriver
 from isthmus.engine import PrivacyEngine, checkpoint, loader
-from isthmus.engine.accountant import Accountant
+from isthmus.engine.engine import Accountant
 from isthmus.engine.loader import PrivateLoader as DPDataLoader
 from isthmus.engine.optimizer import beside, unwrapped
 from isthmus.engine.options import REFUSED, Norm

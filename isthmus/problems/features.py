@@ -76,11 +76,6 @@ class Distribution:
         return self.p @ (self.middles.square() + within) - self.mean.square()
 
     @property
-    def below(self) -> Tensor:
-        """P(x < edge) at the lower edge of each bin."""
-        return self.p.cumsum(1) - self.p
-
-    @property
     def ends(self) -> tuple[Tensor, Tensor]:
         """The outer edges of the bins that hold something."""
         occupied = self.p > 0
@@ -261,7 +256,7 @@ def smooth_map(
     knots, (low, high) = columns.middles, columns.ends
     low, high = torch.minimum(low, mean - _FAR_OUT * sd), torch.maximum(high, mean + _FAR_OUT * sd)
     straight = (torch.minimum(torch.maximum(knots, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
-    ranks = columns.below + columns.p / 2
+    ranks = columns.p.cumsum(1) - columns.p / 2
     cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
     raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
     basis, alive = _orthonormal(raw, columns)

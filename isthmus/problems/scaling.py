@@ -139,8 +139,7 @@ class Scaled(View):
         """S' v for a vector or a matrix v."""
         wide = v.to(torch.float64)
         if self.far:  # the parts of rows are much longer than rows: their sums would round away what is left
-            sums = (rows.T @ wide[lo:hi] for lo, hi, rows in self.chunks())
-            return sum(sums, wide.new_zeros(self.shape[1], *wide.shape[1:])).to(v.dtype)
+            return super().transposed_times(v)
         total = self.B.T @ (self.U.T @ wide)
         total[: len(self.weight)] += _rows(self.weight, matrix.rmatmul(self.X, _rows(self.r, wide)))
         return total.to(v.dtype)
@@ -165,30 +164,16 @@ class Scaled(View):
         return inner
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
-        """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
-        step = min(STEP, max(1, matrix.CACHE_BYTES // (8 * self.shape[1])))
-        if is_sparse(self.X):
-            for lo in range(0, self.shape[0], step):
-                hi = min(lo + step, self.shape[0])
-                yield lo, hi, self[lo:hi].dense()
-            return
+        """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at."""
         if isinstance(self.X, Streamed):
             for lo, hi, part in self.X.chunks():
                 view = Scaled(part, self.weight, self.r[lo:hi], self.U[lo:hi], self.B)
                 yield from ((lo + left, lo + right, rows) for left, right, rows in view.chunks())
             return
-        # NumPy and one buffer: many small torch operations would wait for each other's threads
-        X, weight, r, U, B = (tensor.numpy() for tensor in (self.X, self.weight, self.r, self.U, self.B))
-        buffer, p = np.zeros((step, self.shape[1])), len(weight)
+        step = min(STEP, max(1, matrix.CACHE_BYTES // (8 * self.shape[1])))
         for lo in range(0, self.shape[0], step):
             hi = min(lo + step, self.shape[0])
-            rows = buffer[: hi - lo]
-            np.multiply(X[lo:hi], weight, out=rows[:, :p])
-            rows[:, :p] *= r[lo:hi, None]
-            rows[:, p:] = 0
-            for u, b in zip(U[lo:hi].T, B, strict=True):  # as `dense`
-                rows += np.multiply.outer(u, b)
-            yield lo, hi, torch.from_numpy(rows)
+            yield lo, hi, self[lo:hi].dense()
 
     def spans(self) -> list[tuple[int, int]] | None:
         """Those of X."""
@@ -271,9 +256,6 @@ class Scaled(View):
         lengths: Tensor = torch.linalg.vector_norm(self.B, dim=1)
         return self.U.abs() @ lengths
 
-    def __repr__(self) -> str:
-        return f"Scaled({self.shape[0]} x {self.shape[1]}, {'CSR' if is_sparse(self.X) else 'dense'})"
-
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
@@ -342,9 +324,11 @@ class RowMap:
         inner, U, B = view.weight * weight[: len(view.weight)], view.U, view.B * weight
         if self.shift is not None:
             U, B = torch.nn.functional.pad(U, (0, 1), value=1.0), torch.cat([B, -(shift * weight)[None]])
-        scaled = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
+        # whether what is subtracted is much longer than what is left: a public fact
+        far = view.far or float(torch.linalg.vector_norm(shift * weight)) > 2.0**8 * (self.limit or 1.0)
+        scaled = Scaled(view.X, inner, view.r, U, B, far=far)
         if bool((endless := ~(scaled.upper < FAR)).any()):
-            scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=scaled.far)
+            scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=far)
         return scaled
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
@@ -354,11 +338,6 @@ class RowMap:
         whole = math.hypot(self.limit or 1.0, constant)
         last = torch.tensor([constant / whole] if constant else [], dtype=torch.float64)
         return weight / whole, torch.cat([offset / whole, last]), constant / whole
-
-    def _far(self, weight: Tensor) -> bool:
-        """Whether what is subtracted is much longer than what is left: a public fact."""
-        shift, _ = self._columns(len(weight))
-        return float(torch.linalg.vector_norm(shift * weight)) > 2.0**8 * (self.limit or 1.0)
 
     def _clipped(self, base: Scaled) -> Tensor | Streamed:
         """Entries within [low, high]; the matrix itself where they all are."""
@@ -428,11 +407,9 @@ def lengths(rows: Array) -> Array:
     return squares
 
 
-def _weighted(X: Csr, weight: Tensor, r: Tensor | None = None) -> Csr:
+def _weighted(X: Csr, weight: Tensor, r: Tensor) -> Csr:
     """diag(r) X diag(weight) for CSR: its numbers anew, its pattern shared."""
-    data = X.data * weight.numpy()[X.indices]
-    if r is not None:
-        data *= np.repeat(r.numpy(), np.diff(X.indptr))
+    data = X.data * weight.numpy()[X.indices] * np.repeat(r.numpy(), np.diff(X.indptr))
     scaled = matrix.with_data(X, data)
     scaled.has_canonical_format = True  # that of X, which was made so
     return scaled

@@ -21,8 +21,9 @@ from jinja2.filters import do_filesizeformat
 from markupsafe import Markup
 
 from isthmus.base.atomic import atomic_write
+from isthmus.base.notebook import rounded_down, rounded_up
 from isthmus.report import svg
-from isthmus.report.record import FORMAT, Fields, Record, rounded_down, rounded_up
+from isthmus.report.record import FORMAT, Fields, Record
 
 Section = dict[str, Any]
 
@@ -37,7 +38,6 @@ _LITTLE = 100
 _REMEDY = re.compile(
     r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
 )
-_SUPERSCRIPT = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
 NONE = "\u2013"
 _TABLE = "What was released:"
 
@@ -342,30 +342,16 @@ def _number(value: float | None) -> str:
         return "\u221e"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    if 0 < abs(value) < 1e-4:
-        return _power(value)
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def _power(value: float) -> str:
-    """Small numbers by their power of ten.
-
-    >>> _power(1e-5), _power(4.31e-06)
-    ('10\u207b\u2075', '4.31 \u00d7 10\u207b\u2076')
-    """
-    mantissa, exponent = f"{value:.2e}".split("e")
-    digits = mantissa.rstrip("0").rstrip(".")
-    ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
-    return ten if digits == "1" else f"{digits} \u00d7 {ten}"
 
 
 def _decimals(value: float) -> str:
     """A small number with all its zeros, as long as they can be counted.
 
     >>> _decimals(1e-5), _decimals(4.31e-06), _decimals(1e-9)
-    ('0.00001', '0.00000431', '10\u207b\u2079')
+    ('0.00001', '0.00000431', '1e-09')
     """
-    return f"{value:.10f}".rstrip("0") if value >= 1e-6 else _power(value)
+    return f"{value:.10f}".rstrip("0") if value >= 1e-6 else f"{value:.3g}"
 
 
 def _one_in(share: float) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,6 @@ from isthmus.privacy import Ledger, epsilon_of, event_json
 from isthmus.runs.config import Settings, target_of
 from isthmus.tables.files import read
 from isthmus.tables.schema import Schema
-
-
-@dataclass(frozen=True)
-class _Spender:
-    """One run as the shared ledger saw it: its label, when it began and last charged, its rounds, their epsilon."""
-
-    label: str
-    began: str
-    last: str
-    rounds: dict[str, int]
-    epsilon: float
 
 
 def open_shared(path: str | Path) -> Ledger:
@@ -45,8 +33,11 @@ def open_shared(path: str | Path) -> Ledger:
     return ledger
 
 
-def spenders(ledger: Ledger) -> list[_Spender]:
-    """Who has spent, in the order they began: runs by their label, charges without one by the id of their run."""
+def spenders(ledger: Ledger) -> list[dict[str, Any]]:
+    """Who has spent, in the order they began: runs by their label, charges without one by the id of their run.
+
+    Of each its label, when it began and last charged, its rounds, and their epsilon.
+    """
     assert ledger.budget is not None
     by_label: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.records():
@@ -67,7 +58,8 @@ def spenders(ledger: Ledger) -> list[_Spender]:
         charged, epsilon = [(json.loads(event), count) for event, count in events.items() if count], 0.0
         if charged:
             epsilon = float(epsilon_of(event_json.composed(charged), ledger.budget[1], ledger.adjacency))
-        found.append(_Spender(label, records[0]["time"], records[-1]["time"], dict(rounds), epsilon))
+        times = {"began": records[0]["time"], "last": records[-1]["time"]}
+        found.append({"label": label, **times, "rounds": dict(rounds), "epsilon": epsilon})
     return found
 
 

@@ -157,6 +157,10 @@ class Settings:
         if self.separator == "\\t":  # as one types it
             vars(self)["separator"] = "\t"
         vars(self).update(shapes.checked(vars(self), shapes.shape_of(Settings)))
+        if self.task is None and self.classes is not None:
+            vars(self)["task"] = "classification"
+        elif self.task is None and self.target_bounds is not None:
+            vars(self)["task"] = "regression"
         fraction, bought = self.test_fraction, self.test_epsilon
         tested = self.test is not None or fraction is not None
         refusals: list[tuple[bool, str, str]] = [
@@ -175,15 +179,6 @@ class Settings:
     def private(self) -> bool:
         """Whether epsilon is finite."""
         return math.isfinite(self.epsilon)
-
-    @property
-    def known_task(self) -> str | None:
-        """The kind of the target, where the settings tell it."""
-        if self.task is None and self.classes is not None:
-            return "classification"
-        if self.task is None and self.target_bounds is not None:
-            return "regression"
-        return self.task
 
     @property
     def reading(self) -> Reading:
@@ -255,7 +250,7 @@ def target_of(settings: Settings) -> Target | None:
     """What the settings declare of the target, None where they do not name it."""
     if settings.target is None:
         return None
-    return Target(settings.target, settings.known_task, settings.classes, settings.target_bounds, settings.decimal)
+    return Target(settings.target, settings.task, settings.classes, settings.target_bounds, settings.decimal)
 
 
 def _check_files(settings: Settings) -> None:

@@ -22,7 +22,7 @@ from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
-from isthmus.tables.columns import as_labels, as_numbers, as_words
+from isthmus.tables.columns import as_labels, as_numbers, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
 from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
 from isthmus.tables.infer import check_decimal, infer
@@ -267,7 +267,7 @@ def _listed(names: list[str]) -> str:
 
 def _settle_target(settings: Settings, table: Table, public: Table | None) -> tuple[Target, list[str]]:
     """The target with its task and classes: declared, taken from public rows, or guessed with a leak."""
-    name, task, classes, ranged = settings.target or "y", settings.known_task, settings.classes, settings.target_bounds
+    name, task, classes, ranged = settings.target or "y", settings.task, settings.classes, settings.target_bounds
     validate.check(table.targets(name) is not None, "data", table.name, "give a file with targets y: this one has none")
     free, origin, leaks = public is not None and public.targets(name) is not None, table, []
     if free and public is not None:
@@ -289,7 +289,8 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
     validate.check(ranged is None, "target_bounds", ranged, "leave it out: classes have no range")
     if classes is None:
         words, absent = as_words(source)
-        classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
+        values = {word: number(word) for word in as_labels(words[~absent])}
+        classes = tuple(sorted(values, key=lambda word: (np.isnan(values[word]), np.nan_to_num(values[word]), word)))
         counted = f"{len(classes)} label{'s' * (len(classes) != 1)}"
         validate.check(len(classes) >= 2, "classes", counted, _ONE_LABEL)
         remedy = f"give --task regression, or --classes: there may be at most {_MOST_CLASSES}"
@@ -323,13 +324,6 @@ def _guess_task(name: str, values: Series, decimal: str | None, separator: str |
     if (~finite & ~absent).any() or len(np.unique(numbers[finite])) <= 2:
         return "classification"
     return "regression"
-
-
-def _label_order(word: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(word), word
-    except ValueError:
-        return 1, 0.0, word
 
 
 # ---------------------------------------------------------------- public rows, matrices, test rows

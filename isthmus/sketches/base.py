@@ -27,7 +27,7 @@ from torch import Tensor
 from isthmus.base import randomness, storage, validate
 from isthmus.base.matrix import Stored, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
-from isthmus.gradients.rows import Rows, Stack
+from isthmus.gradients.rows import Rows, Stack, total
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -169,8 +169,7 @@ class Sketch(ABC):
 
     def pinv(self, y: Tensor) -> Tensor:
         """Phi^+ y, for tight sketches."""
-        self._check_tight()
-        return self.adjoint(y / self.norm**2)
+        return self.adjoint(self._over_squared_norm(y))
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
@@ -219,12 +218,9 @@ class Sketch(ABC):
         """One code from the pieces of all leaves, None left out: side by side where leaves are `apart`, else added."""
         names = (leaf.name for leaf in self.space.leaves)
         items = [(name, piece) for name in names if (piece := pieces.get(name)) is not None]
-        first, *rest = (piece for _, piece in items)
-        if not rest:
-            return first
-        if self.apart:
+        if self.apart and len(items) > 1:
             return Stack(items)
-        return first.plus(rest)
+        return total([piece for _, piece in items])
 
     def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
         """The whole sum before its noise, the norm it is bounded in and that bound: of maps that `settles` names.
@@ -248,9 +244,9 @@ class Sketch(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the numbers that make the map, which two machines compare before they add codes."""
-        memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
-        attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
+        made = {name: x for name, x in vars(self).items() if name[0] != "_" or isinstance(x, (int, Tensor))}
+        attributes = {name: value for name, value in made.items() if name not in lazy}
         return storage.fingerprint([type(self).__name__.lstrip("_"), attributes])
 
     @cached_property
@@ -258,15 +254,12 @@ class Sketch(ABC):
         return Memo()
 
     def _over_squared_norm(self, y: Tensor) -> Tensor:
-        self._check_tight()
-        if self.norm == 1.0:
-            return y
-        return self._memo.latest("pinv", y, lambda: y / self.norm**2)
-
-    def _check_tight(self) -> None:
         if not self.tight:
             remedy = "lift with `adjoint` or `project_and_lift`, or draw it with scaling='tight'"
             raise TypeError(f"{self} is not tight, so it has no cheap pseudo-inverse: {remedy}")
+        if self.norm == 1.0:
+            return y
+        return self._memo.latest("pinv", y, lambda: y / self.norm**2)
 
     def _block(self, lo: int, hi: int) -> Tensor:
         """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
@@ -366,25 +359,14 @@ def take_pinv(sketch: Sketch, y: Tensor) -> Tensor:
 class Encoder(ABC):
     """A frozen recipe for sketches."""
 
-    @property
-    def clips_before(self) -> bool:
-        """Whether private gradients are clipped before the projection (as some methods were published)."""
-        return False
-
-    @property
-    def keeps_layers(self) -> bool:
-        """Whether a code has a part for every leaf, so that layers can be clipped apart."""
-        return False
-
-    @property
-    def public(self) -> bool:
-        """Whether the map, or a part of it, is learned from public examples."""
-        return False
-
-    @property
-    def proven(self) -> bool:
-        """Whether the bound that its map states of a whole sum is a fact, and not only what a paper claims."""
-        return True
+    clips_before: bool = False
+    """Whether private gradients are clipped before the projection (as some methods were published)."""
+    keeps_layers: bool = False
+    """Whether a code has a part for every leaf, so that layers can be clipped apart."""
+    public: bool = False
+    """Whether the map, or a part of it, is learned from public examples."""
+    proven: bool = True
+    """Whether the bound that its map states of a whole sum is a fact, and not only what a paper claims."""
 
     @abstractmethod
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:

@@ -101,7 +101,7 @@ class Residual(base.Encoder):
     encoder: base.Encoder
 
     @property
-    def public(self) -> bool:
+    def public(self) -> bool:  # type: ignore[override]
         """That of the inner encoder."""
         return self.encoder.public
 
@@ -196,21 +196,17 @@ class PerLeaf(base.Random):
 
 
 class _BlockMap(base.LiftsLeaves):
-    """A map of its own for each leaf, times a factor; their codes lie side by side, or `together` in one code space."""
+    """Phi = [Phi_1, ..., Phi_L]: codes of the leaves add up, each through a map of its own into one code space."""
 
-    def __init__(
-        self, space: Space, blocks: Mapping[str, base.Sketch], scales: Mapping[str, float], together: bool = False
-    ):
-        self.space, self.d, self.blocks, self.scales, self.apart = space, space.d, dict(blocks), scales, not together
-        self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
-        self.m = self.code_space.d
-        if together:
-            self.m = next(iter(self.blocks.values())).m
+    tight = True
+
+    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
+        self.space, self.d, self.blocks, self.norm = space, space.d, dict(blocks), norm
+        self.m = next(iter(self.blocks.values())).m
+        self.scales = dict.fromkeys(blocks, 1.0)
 
     def place(self, name: str) -> slice:
         """Where the code of a leaf lies."""
-        if self.apart:
-            return self.code_space.slice(name)
         return slice(0, self.m)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
@@ -242,17 +238,24 @@ class _BlockMap(base.LiftsLeaves):
 
 
 class _PerLeafMap(_BlockMap):
-    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
+    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm; codes lie side by side."""
+
+    apart = True
 
     def __init__(self, space: Space, blocks: Mapping[str, base.Sketch]):
-        scales = dict.fromkeys(blocks, 1.0)
+        super().__init__(space, blocks, 1.0)
+        self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
+        self.m = self.code_space.d
         self.tight = all(block.tight for block in blocks.values())
         if self.tight:
-            common = math.sqrt(space.d / sum(block.m for block in blocks.values()))
-            scales = {name: common / block.norm for name, block in blocks.items()}
-        super().__init__(space, blocks, scales)
-        self.norm = base.round_up(max(scales[name] * block.norm for name, block in blocks.items()))
+            common = math.sqrt(space.d / self.m)
+            self.scales = {name: common / block.norm for name, block in blocks.items()}
+        self.norm = base.round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
         self.coverage = base._coverage_of_leaves(space, [block.m / block.d for block in blocks.values()])
+
+    def place(self, name: str) -> slice:
+        """Where the code of a leaf lies."""
+        return self.code_space.slice(name)
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
@@ -279,7 +282,7 @@ class Progressive(base.Encoder):
         validate.check(increasing, "schedule", ends, "give parts whose ends increase")
 
     @property
-    def clips_before(self) -> bool:
+    def clips_before(self) -> bool:  # type: ignore[override]
         """What every part of the schedule asks for."""
         places = {encoder.clips_before for _, encoder in self.schedule}
         remedy = "let every part of the schedule clip after its map, or every part before it"
@@ -287,12 +290,12 @@ class Progressive(base.Encoder):
         return places.pop()
 
     @property
-    def keeps_layers(self) -> bool:
+    def keeps_layers(self) -> bool:  # type: ignore[override]
         """Whether every part does."""
         return all(encoder.keeps_layers for _, encoder in self.schedule)
 
     @property
-    def public(self) -> bool:
+    def public(self) -> bool:  # type: ignore[override]
         """Whether any part is."""
         return any(encoder.public for _, encoder in self.schedule)
 

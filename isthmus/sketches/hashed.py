@@ -17,7 +17,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import scipy.sparse as sp
@@ -63,7 +63,9 @@ class Permutation:
     def __call__(self, index: Tensor) -> Tensor:
         """The images of int64 indices in [0, d)."""
         if self.d <= self.SMALL:
-            return self._sorted(index.device)[index]
+            whole = torch.arange(self.d, dtype=torch.int32, device=index.device)
+            high, low = (randomness.mix(randomness.key(self._key, i), whole).to(torch.int64) for i in range(2))
+            return torch.argsort((high << 32) | (low & 0xFFFFFFFF), stable=True)[index]
         image = self._network(index)
         outside = (image >= self.d).nonzero().squeeze(1)
         while outside.numel():
@@ -76,18 +78,10 @@ class Permutation:
         """The images of 0, ..., m - 1, sorted: a random m-subset of [0, d)."""
         return self(torch.arange(m, device=device)).sort().values
 
-    @cached_property
-    def _keys(self) -> list[int]:
-        return [randomness.key(self._key, "feistel", r) for r in range(self.ROUNDS)]
-
-    def _sorted(self, device: torch.device) -> Tensor:
-        index = torch.arange(self.d, dtype=torch.int32, device=device)
-        high, low = (randomness.mix(randomness.key(self._key, i), index).to(torch.int64) for i in range(2))
-        return torch.argsort((high << 32) | (low & 0xFFFFFFFF), stable=True)
-
     def _network(self, index: Tensor) -> Tensor:
         low, high = index & self._low_mask, index >> self._low_bits
-        for r, key in enumerate(self._keys):
+        for r in range(self.ROUNDS):
+            key = randomness.key(self._key, "feistel", r)
             if r % 2:
                 high = high ^ (randomness.mix(key, low).to(torch.int64) & self._high_mask)
             else:
@@ -111,7 +105,16 @@ class Buckets:
         _check_dimension(d)
         self.d, self.m, self.p = d, m, _next_prime(d)
         self.a, self.c = 1 + randomness.key(key, "a") % (self.p - 1), randomness.key(key, "c") % self.p
-        self.walks = self._find_walks()
+        self.walks = []  # the j with pi(j) >= d, and the bucket where each walk ends
+        inverse = pow(self.a, -1, self.p)
+        for value in range(d, self.p):
+            j = (value - self.c) * inverse % self.p
+            if j < d:
+                image = value
+                while image >= d:
+                    image = (self.a * image + self.c) % self.p
+                self.walks.append((j, image % m))
+        self.walks.sort()
 
     @staticmethod
     def sizes(d: int, m: int) -> Tensor:
@@ -145,18 +148,6 @@ class Buckets:
         """a i mod p for short i."""
         kind = np.int32 if self.p < 1 << 30 else np.int64
         return (np.arange(min(RANGE, self.d)) * self.a % self.p).astype(kind)
-
-    def _find_walks(self) -> list[tuple[int, int]]:
-        """The j with pi(j) >= d and the bucket where each walk ends."""
-        inverse, walks = pow(self.a, -1, self.p), []
-        for value in range(self.d, self.p):
-            j = (value - self.c) * inverse % self.p
-            if j < self.d:
-                image = value
-                while image >= self.d:
-                    image = (self.a * image + self.c) % self.p
-                walks.append((j, image % self.m))
-        return sorted(walks)
 
 
 def _check_dimension(d: int) -> None:
@@ -252,7 +243,17 @@ class _HashedMap(base.LiftsRanges):
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
         hi = base._check_block(self, x, lo)
         if is_sparse(x):
-            return self._sparse_rows(x, lo, hi)
+            dtype = dtype_of(x)
+            if self._keeps:
+                whole = self._memo.keep(("csr", dtype), lambda: self.transposed(0, self.d, dtype))
+                if hi - lo < self.d:
+                    whole = whole[lo:hi]
+                return torch.from_numpy((x @ whole).toarray())
+            code, step = torch.zeros(x.shape[0], self.m, dtype=dtype), max(1, base.CHUNK_BYTES // (32 * self.s))
+            for left in range(lo, hi, step):
+                part = self.transposed(left, min(left + step, hi), dtype)
+                code += torch.from_numpy((x[:, left - lo : left - lo + part.shape[0]] @ part).toarray())
+            return code
         code = x.new_zeros(x.shape[0], self.m)
         for left, right, bucket, sign in self.tables(lo, hi, x):
             step = max(1, BLOCK // (right - left))
@@ -288,20 +289,6 @@ class _HashedMap(base.LiftsRanges):
         for lo, hi in self._ranges(0, self.d):
             counts += torch.bincount(self.hashes(lo, hi, counts.device)[0].view(-1), minlength=self.m)
         return counts
-
-    def _sparse_rows(self, x: Stored, lo: int, hi: int) -> Tensor:
-        dtype = dtype_of(x)
-        if self._keeps:
-            whole = self._memo.keep(("csr", dtype), lambda: self.transposed(0, self.d, dtype))
-            if hi - lo < self.d:
-                whole = whole[lo:hi]
-            return torch.from_numpy((x @ whole).toarray())
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype)
-        step = max(1, base.CHUNK_BYTES // (32 * self.s))
-        for left in range(lo, hi, step):
-            right = min(left + step, hi)
-            code += torch.from_numpy((x[:, left - lo : right - lo] @ self.transposed(left, right, dtype)).toarray())
-        return code
 
     def _matrix_gain(self, ord: float) -> float:
         """A column holds s entries of one scale each, row b as many scale_b as it has columns."""
@@ -357,33 +344,24 @@ class CountSketch(base.Random):
 
     def bind(self, context: base.Context, state: base.State) -> tuple[base.Sketch, base.State]:
         """Draw the map of the context's round; tables of short maps are made for the next rounds, too."""
-        seed, t = context.seed, context.t
-        key = self._key(seed, t)
-        sketch = self.build(context.space, key, t - t % self.refresh)
+        key = self._key(context.seed, context.t)
+        sketch = self.build(context.space, key, context.t - context.t % self.refresh)
         if isinstance(sketch, _BalancedMap) and sketch._made_of[0] == key and not callable(self.m):
-            sketch._ahead = partial(_table_of, self, seed, t // self.refresh, sketch.d, sketch.m)
+            block, place = divmod(context.t // self.refresh, AHEAD)
+            sketch._ahead = lambda: _tables_of(self, context.seed, block, sketch.d, sketch.m)[place]
         return sketch, None
 
 
 def _signed_tables(keys: Sequence[int], d: int, m: int) -> Table:
     """A row for each key of a tight map: h(j) plus m where the sign is -1; for a prime p(d) < `SHORT`."""
     table = _bucket_rows([Buckets(key, d, m) for key in keys])
-    table += randomness.bit_rows([_sign_key(key) for key in keys], table.shape[1] // 32) * np.uint16(m)
+    table += randomness.bit_rows([randomness.key(key, "signs") for key in keys], table.shape[1] // 32) * np.uint16(m)
     return table[:, :d]
-
-
-def _sign_key(key: int) -> int:
-    return randomness.key(key, "signs")
-
-
-def _table_of(encoder: CountSketch, seed: int, turn: int, d: int, m: int) -> Table:
-    """The table of a turn, one of `AHEAD` that were made together."""
-    row: Table = _tables_of(encoder, seed, turn // AHEAD, d, m)[turn % AHEAD]
-    return row
 
 
 @lru_cache(maxsize=4)
 def _tables_of(encoder: CountSketch, seed: int, block: int, d: int, m: int) -> Table:
+    """The tables of `AHEAD` turns."""
     first = block * AHEAD * encoder.refresh
     keys = [encoder._key(seed, first + k * encoder.refresh) for k in range(AHEAD)]
     return _signed_tables(keys, d, m)
@@ -403,14 +381,10 @@ class _BalancedMap(_HashedMap):
 
     def __init__(self, space: Space, m: int, key: int):
         _check_dimension(space.d)
-        self._sign_key, self._made_of = _sign_key(key), (key, space.d, m)
+        self._sign_key, self._made_of = randomness.key(key, "signs"), (key, space.d, m)
         super().__init__(space, m, 1, _row_scales(space.d, m))
         self.coverage = m / space.d
         self._ahead: Callable[[], Table] | None = None
-
-    @cached_property
-    def _buckets(self) -> Buckets:
-        return Buckets(*self._made_of)
 
     def forward(self, v: Tensor) -> Tensor:
         """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
@@ -428,15 +402,12 @@ class _BalancedMap(_HashedMap):
         if not self._is_short(y):
             return super()._adjoint(y, start, stop)
         base._check_vector(self, y, "y", self.m)
-        signed = self._memo.latest("signed", y, lambda: (y * self._both_scales(y)).view(-1))
+        both = self._memo.tensor("both", lambda: torch.stack([self.scale, -self.scale]), y.device, y.dtype)
+        signed = self._memo.latest("signed", y, lambda: (y * both).view(-1))
         places = self._signed_buckets
         if stop - start < self.d:
             places = places[start:stop]
         return signed.index_select(0, places)
-
-    def _both_scales(self, like: Tensor) -> Tensor:
-        """The scales of the rows, and those of columns of sign -1: 2 x m."""
-        return self._memo.tensor("both", lambda: torch.stack([self.scale, -self.scale]), like.device, like.dtype)
 
     def _is_short(self, like: Tensor) -> bool:
         """Whether one table of signed buckets serves: elsewhere it costs more to make than it saves in a round."""
@@ -452,8 +423,8 @@ class _BalancedMap(_HashedMap):
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Balanced buckets and signs, 1 x (hi - lo)."""
-        bucket = self._buckets.range(lo, hi, device)
-        return bucket.unsqueeze(0), randomness.sign_range(self._sign_key, lo, hi, device).unsqueeze(0)
+        buckets = self._memo.keep("buckets", lambda: Buckets(*self._made_of))
+        return buckets.range(lo, hi, device)[None], randomness.sign_range(self._sign_key, lo, hi, device)[None]
 
     def row_counts(self) -> Tensor:
         """How many non-zeros each row has, whatever the key."""
@@ -577,19 +548,10 @@ class TensorSketch(base.Random):
         return _TensorMap(space, base.resolve(self.m, space.d, t), key)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What the shapes of the leaves and m settle: a start c and a stride s for each leaf, and the bucket sizes."""
-
-    starts: tuple[int, ...]
-    strides: tuple[int, ...]
-    counts: Tensor
-    shares: tuple[float, ...]
-
-
 @lru_cache(maxsize=8)
-def _layout(shapes: Shapes, m: int) -> _Layout:
-    strides = [_coprime(p, m) for _, p in shapes]
+def _layout(shapes: Shapes, m: int) -> tuple[list[int], list[int], Tensor, list[float]]:
+    """What shapes and m settle: a start c and a stride s for each leaf, bucket sizes, the mean of 1/n_b over a leaf."""
+    strides = [next(s for s in range(p, 0, -1) if math.gcd(s, m) == 1) for _, p in shapes]  # the largest prime to m
     if sum(s * (q - 1) + p for (q, p), s in zip(shapes, strides, strict=True)) < m:
         strides = [p for _, p in shapes]
     starts, end = [], 0
@@ -601,12 +563,7 @@ def _layout(shapes: Shapes, m: int) -> _Layout:
     shares = [float((_counts(*shape, m, c, s) / counts.double()).sum()) / math.prod(shape) for shape, c, s in leaves]
     if int(counts.min()) == int(counts.max()):
         shares = [1 / int(counts[0])] * len(shapes)
-    return _Layout(tuple(starts), tuple(strides), counts, tuple(shares))
-
-
-def _coprime(p: int, m: int) -> int:
-    """The largest integer in [1, p] that is prime to m."""
-    return next(s for s in range(p, 0, -1) if math.gcd(s, m) == 1)
+    return starts, strides, counts, shares
 
 
 def _counts(q: int, p: int, m: int, start: int, stride: int) -> Tensor:
@@ -628,11 +585,11 @@ class _TensorMap(_HashedMap):
 
     def __init__(self, space: Space, m: int, key: int):
         shapes = [matrix_shape(leaf) for leaf in space.leaves]
-        self.layout = _layout(tuple(shapes), m)
-        super().__init__(space, m, 1, torch.sqrt(space.d / m / self.layout.counts.double()))
+        starts, strides, self.counts, self._shares = _layout(tuple(shapes), m)
+        super().__init__(space, m, 1, torch.sqrt(space.d / m / self.counts.double()))
         self._shapes = {leaf.start: shape for leaf, shape in zip(space.leaves, shapes, strict=True)}
         self._sides: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        for leaf, (q, p), c, s in zip(space.leaves, shapes, self.layout.starts, self.layout.strides, strict=True):
+        for leaf, (q, p), c, s in zip(space.leaves, shapes, starts, strides, strict=True):
             for side, size, start, stride in ((0, q, c, s), (1, p, 0, 1)):
                 own = randomness.key(key, leaf.name, side)
                 image = Permutation(randomness.key(own, "buckets"), size)(torch.arange(size))
@@ -642,7 +599,7 @@ class _TensorMap(_HashedMap):
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
         """E[Phi^+ Phi]: the mean of 1/n_b over the entries of each leaf."""
-        return base._coverage_of_leaves(self.space, self.layout.shares)
+        return base._coverage_of_leaves(self.space, self._shares)
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""
@@ -692,4 +649,4 @@ class _TensorMap(_HashedMap):
 
     def row_counts(self) -> Tensor:
         """How many non-zeros each row has: the shapes and m settle it."""
-        return self.layout.counts
+        return self.counts

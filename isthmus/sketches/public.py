@@ -24,7 +24,7 @@ from torch import Tensor
 from isthmus.base import matrix, randomness, validate
 from isthmus.base.space import Leaf, Space
 from isthmus.gradients.rounding import exact_products
-from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, outer_of
+from isthmus.gradients.rows import Dense, Lookup, Outer, Rows, inner, outer_of
 from isthmus.sketches import base
 from isthmus.sketches.compose import IdentityMap, _BlockMap
 from isthmus.sketches.dense import orthonormal
@@ -37,7 +37,7 @@ Factors = Outer | Lookup
 def _stored(factors: Factors) -> dict[str, base.Tree]:
     """Factors as plain tensors and numbers, for a state."""
     if isinstance(factors, Lookup):
-        return {"index": factors.index, "values": factors.values, "vocabulary": factors.vocabulary}
+        return {"index": factors.index, "values": factors.values, "vocabulary": factors.q}
     a = factors.whole_a()
     if not matrix.is_sparse(a):
         return {"a": a, "b": factors.b}
@@ -64,7 +64,7 @@ def _copied(factors: Factors, device: torch.device, dtype: torch.dtype) -> Facto
     """The factors again, in a dtype and on a device (a CSR factor stays where it is); equal places are added up."""
     if isinstance(factors, Lookup):
         index, values = factors.index.to(device, copy=True), factors.values.to(device, dtype, copy=True)
-        return Lookup(index, values, factors.vocabulary).distinct
+        return Lookup(index, values, factors.q).distinct
     a, b = factors.whole_a(), factors.b.to(device, dtype, copy=True)
     return Outer(matrix.as_dtype(a, dtype) if matrix.is_sparse(a) else a.to(device, dtype, copy=True), b)
 
@@ -73,7 +73,7 @@ def _products(x: Tensor, factors: Factors) -> Tensor:
     """<x_i, g_j> for dense rows x_i and public ones g_j: b_j' X_i a_j, or sum_t <X_i[k_jt], c_jt>."""
     x = x.to(factors.dtype)
     if isinstance(factors, Lookup):
-        read = x.reshape(-1, factors.vocabulary, factors.width)[:, factors.index]
+        read = x.reshape(-1, factors.q, factors.p)[:, factors.index]
         return (read * factors.values).sum((2, 3))
     half = matrix.matmul(factors.whole_a(), x.reshape(-1, factors.p).T)
     return (half.view(factors.n, -1, factors.q) * factors.b[:, None, :]).sum(2).T
@@ -93,7 +93,7 @@ def _map_of(space: Space, state: Mapping[str, base.Tree]) -> base.Sketch:
             blocks[leaf.name] = SubspaceMap(own, base._state_entry(held, "basis", Tensor), norm)
         else:
             blocks[leaf.name] = _FactoredMap(own, _factors_of(held), weights, norm)
-    return _JoinedMap(space, blocks, norm)
+    return _BlockMap(space, blocks, norm)
 
 
 class SubspaceMap(base.LiftsRanges):
@@ -193,7 +193,7 @@ class _FactoredMap(base.LiftsLeaves):
 
     def leaf(self, name: str, rows: Rows) -> Rows:
         """The codes of rows from their inner products with the public ones."""
-        codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
+        codes = (inner(rows, self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return Outer(codes, torch.ones_like(codes[:, :1]))
 
     def _weights(self, device: torch.device) -> Tensor:
@@ -202,16 +202,6 @@ class _FactoredMap(base.LiftsLeaves):
     def _wide(self, device: torch.device) -> Factors:
         """The factors in float64."""
         return self._memo.keep(("factors", device), lambda: _copied(self.factors, device, torch.float64))
-
-
-class _JoinedMap(_BlockMap):
-    """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
-
-    tight = True
-
-    def __init__(self, space: Space, blocks: Mapping[str, base.Sketch], norm: float):
-        super().__init__(space, blocks, dict.fromkeys(blocks, 1.0), together=True)
-        self.norm = norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +239,7 @@ class PublicSubspace(base.Encoder):
     public = True
 
     @property
-    def clips_before(self) -> bool:
+    def clips_before(self) -> bool:  # type: ignore[override]
         """As `clip` says."""
         return self.clip == "before"
 
@@ -372,7 +362,7 @@ def learned(
     wide = {name: _copied(factors, factors.device, torch.float64) for name, factors in held.items()}
     inside, most = torch.zeros(()), math.inf
     if held:  # of the factors in float64, never of the rows: what those round is not in `roundings`
-        inside = sum((factors.inner(factors) for factors in wide.values()), inside)
+        inside = sum((inner(factors, factors) for factors in wide.values()), inside)
         inside, most = (inside + inside.T) / 2, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52)
     built = {name: piece for name, piece in pieces.items() if name not in held}
     gram: Tensor | _Products = _Products(list(built.values()))
@@ -491,31 +481,28 @@ class _Products:
 
 
 def _weights(squares: Tensor, gram: Tensor | _Products, k: int, method: str, most: float = math.inf) -> Tensor:
-    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most."""
-    values, vectors = _eigen(squares, gram, k, method)
+    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most.
+
+    The eigenvectors are all of them, or the top k by implicitly restarted Lanczos.
+    """
+    n, device = len(squares), squares.device
+    if isinstance(gram, Tensor) and (method == "gram" or k >= n - 1):
+        values, vectors = torch.linalg.eigh(gram)
+    elif not bool(squares.any()):  # Lanczos has nothing to start from: no direction has any energy
+        values, vectors = torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
+    else:
+
+        def times(c: np.ndarray) -> np.ndarray:
+            return (gram @ torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
+
+        operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
+        start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
+        found = eigsh(operator, k=k, which="LA", v0=start)
+        values, vectors = (torch.from_numpy(part[..., np.argsort(found[0])]).to(device) for part in found)
     keep = _energetic(values)[-k:].flip(0)
     weights = vectors[:, keep] / values[keep].sqrt()
     weights = weights[:, squares @ weights.square() <= most]
     return _whitened(weights, weights.T @ (gram @ weights))
-
-
-def _eigen(squares: Tensor, gram: Tensor | _Products, k: int, method: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors: all of them, or the top k by implicitly restarted Lanczos."""
-    n, device = len(squares), squares.device
-    if isinstance(gram, Tensor) and (method == "gram" or k >= n - 1):
-        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram)
-        return pair
-    if not bool(squares.any()):  # Lanczos has nothing to start from: no direction has any energy
-        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
-
-    def times(c: np.ndarray) -> np.ndarray:
-        return (gram @ torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
-
-    operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
-    start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
-    values, vectors = eigsh(operator, k=k, which="LA", v0=start)
-    order = np.argsort(values)
-    return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)
 
 
 def _whitened(x: Tensor, moment: Tensor) -> Tensor:
@@ -528,21 +515,20 @@ def _filled(pieces: Sequence[Rows], weights: Tensor, dtype: torch.dtype) -> Tens
     """G' weights of leaves one under the other, straight in a dtype."""
     basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
     for piece in pieces:
-        for part in _combined(piece, weights):
+        form = outer_of(piece)
+        parts = (part.T @ weights for part in _blocks(piece, weights.dtype))
+        if form is not None and matrix.is_sparse(form.a):
+            a, b = _factors(form, weights.dtype)
+            parts = (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
+        for part in parts:
             basis[start : start + len(part)] = part
             start += len(part)
     return basis
 
 
-def _row_spans(basis: Tensor) -> list[slice]:
-    """Rows of a basis whose float64 copy stays near `CHUNK_BYTES`."""
-    step = max(1, base.CHUNK_BYTES // (16 * basis.shape[1]))
-    return [slice(lo, lo + step) for lo in range(0, len(basis), step)]
-
-
 def _moment(basis: Tensor) -> tuple[Tensor, float]:
     """V'V in float64, and a bound of its error in the spectral norm: d roundings of sum_ij V_ij^2 at most."""
-    parts = (basis[span].double() for span in _row_spans(basis))
+    parts = (part.double() for part in basis.split(max(1, base.CHUNK_BYTES // (16 * basis.shape[1]))))
     none = basis.new_zeros(basis.shape[1], basis.shape[1], dtype=torch.float64)
     moment = sum((part.T @ part for part in parts), none)
     return moment, (len(basis) + 8) * 2.0**-52 * float(moment.trace())
@@ -562,7 +548,7 @@ def _product_error(factors: Factors, weights: Tensor) -> float:
     """
     n = factors.n
     if isinstance(factors, Lookup):
-        roundings = factors.positions * (factors.width + 2) + 4
+        roundings = factors.positions * (factors.p + 2) + 4
     else:
         roundings = factors.p + factors.q + 8
     spread = float(torch.linalg.matrix_norm(factors.norm_upper()[:, None] * weights, 2))
@@ -601,16 +587,6 @@ def _gram(rows: Rows) -> Tensor:
         a, b = _factors(form)
         return _square(a) * (b @ b.T)
     return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
-
-
-def _combined(rows: Rows, weights: Tensor) -> Iterator[Tensor]:
-    """G' weights (d x k), some rows of it at a time."""
-    form = outer_of(rows)
-    if form is not None and matrix.is_sparse(form.a):
-        a, b = _factors(form, weights.dtype)
-        yield from (matrix.rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
-    else:
-        yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
 def _blocks(rows: Rows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.fft import dct
+from scipy.linalg import hadamard
 from torch import Tensor
 
 from isthmus.base import randomness, validate
@@ -448,17 +450,10 @@ def _walsh_hadamard(x: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _hadamard_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal Sylvester-Hadamard matrix."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    return (matrix / math.sqrt(size)).to(device, dtype)
+    return torch.from_numpy(hadamard(size) / math.sqrt(size)).to(device, dtype)
 
 
 @lru_cache(maxsize=64)
 def _cosine_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal cosine transform (DCT-II): rows sqrt(2/size) cos(pi i (2j + 1) / (2 size)), row 0 constant."""
-    i, j = torch.arange(size, dtype=torch.int64)[:, None], torch.arange(size, dtype=torch.int64)
-    angle = (i * (2 * j + 1) % (4 * size)).to(torch.float64) * (math.pi / (2 * size))
-    matrix = torch.cos(angle) * math.sqrt(2 / size)
-    matrix[0] = 1 / math.sqrt(size)
-    return matrix.to(device, dtype)
+    return torch.from_numpy(dct(np.eye(size), axis=0, norm="ortho")).to(device, dtype)

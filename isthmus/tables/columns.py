@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -436,13 +436,6 @@ def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>[+-]?){begun}(?P<whole>{grouped}|[0-9]*){tail}")
 
 
-def _grouping(word: str, decimal: str, thousands: str | None) -> str:
-    """The sign between the thousands of a number in text, "" where it has none."""
-    bare = word.strip(_MONEY + " ").lstrip("+-").lstrip(_MONEY + " ")
-    match = _pattern(decimal, thousands).fullmatch(bare)
-    return (match and match.group("group")) or ""
-
-
 _EPOCH = date(1970, 1, 1).toordinal()
 
 START = datetime(1970, 1, 1)
@@ -495,12 +488,6 @@ def _read(word: str, form: str) -> datetime | None:
         return datetime.fromisoformat(f"{year}-{int(month):02d}-{int(first):02d}{word[begun.end() :]}")
     except ValueError:
         return None
-
-
-def _formats_of(words: Iterable[str]) -> list[str]:
-    """The formats that read every one of these public words; "" is ISO."""
-    entries = list(words)
-    return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in entries)]
 
 
 def is_format(form: str) -> bool:

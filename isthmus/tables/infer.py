@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -30,14 +29,14 @@ import numpy as np
 from isthmus.base import validate
 from isthmus.tables.columns import (
     _BOOLEANS,
+    FORMATS,
     LOOKS,
     _as_days,
     _entries,
-    _formats_of,
-    _grouping,
     _word,
     as_numbers,
     as_words,
+    day,
     readable,
 )
 from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
@@ -113,8 +112,9 @@ def _kind(name: str, values: Series, decimal: str | None, separator: str | None)
         return _Guess(Column(name, "bool"))
     if kind == "M" or "date" in str(values.dtype):
         return _Guess(Column(name, "date"))
-    different = len(set(words)) / len(words)
-    if _ID.search(name.strip()) and different == 1 and not _has_fractions(words):
+    numbers = as_numbers(np.array(words, dtype=object), Column(name, "number"))
+    fractions = bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
+    if _ID.search(name.strip()) and len(set(words)) == len(words) and not fractions:
         return _Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
     if kind in "iuf":
         return _Guess(Column(name, "number"))
@@ -128,8 +128,14 @@ def _kind(name: str, values: Series, decimal: str | None, separator: str | None)
     why = ""
     if _share(words, _CODE.fullmatch) >= 1 - _MOSTLY:
         why = "numbers that begin with 0 are codes, such as those of places"
-    elif (column := _number_in_text(name, words, decimal, separator)) is not None:
-        return _Guess(column, f"numbers with {column.thousands!r} between thousands" * bool(column.thousands))
+    else:  # grouped thousands, currency signs, a few strange entries
+        if decimal is None:
+            check_decimal(name, words, separator)
+        column = Column(name, "number").read_by(separator, decimal)
+        if np.mean(_readable(words, column)) >= _MOSTLY:
+            signs = "its numbers have signs between thousands, of currency or the like"
+            plain = set("".join(words)) <= set("+-0123456789eE" + column.decimal)
+            return _Guess(Column(name, "number").read_by(None, decimal), signs * (not plain))
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
         return _Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
@@ -141,24 +147,6 @@ def _kind(name: str, values: Series, decimal: str | None, separator: str | None)
 def _share(words: list[str], fits: Callable[[str], object]) -> float:
     """The share of the words that fit."""
     return float(np.mean([bool(fits(word)) for word in words]))
-
-
-def _has_fractions(words: list[str]) -> bool:
-    """Whether some of the words are numbers that are not whole."""
-    numbers = as_numbers(np.array(words, dtype=object), Column("", "number"))
-    return bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
-
-
-def _number_in_text(name: str, words: list[str], decimal: str | None, separator: str | None) -> Column | None:
-    """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
-    if decimal is None:
-        check_decimal(name, words, separator)
-    column = Column(name, "number").read_by(separator, decimal)
-    if np.mean(_readable(words, column)) < _MOSTLY:
-        return None
-    groupings = Counter(filter(None, (_grouping(word, column.decimal, column.thousands) for word in words)))
-    thousands, _ = next(iter(groupings.most_common(1)), (None, 0))
-    return replace(column, thousands=thousands)
 
 
 def check_decimal(name: str, words: list[str], separator: str | None) -> None:
@@ -191,7 +179,8 @@ def _date(name: str, values: Series, public: bool) -> Column:
         if not iso:
             remedy += f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
         validate.refuse(f"columns.{name}", "dates", remedy)
-    fitting, reason = [""] if iso else _formats_of(set(written)), "no single format fits all of them"
+    forms, reason = [""] if iso else ["", *FORMATS], "no single format fits all of them"
+    fitting = [form for form in forms if all(np.isfinite(day(word, form)) for word in set(written))]
     if fitting:
         reason = f"{' and '.join(fitting)} fit all of them"
     remedy = f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'

@@ -210,7 +210,7 @@ class OwnLength(OfTheSum):
     """
 
     @property
-    def proven(self) -> bool:
+    def proven(self) -> bool:  # type: ignore[override]
         """It moves by up to twice the longest gradient, whatever the number of records."""
         return False
 

@@ -41,7 +41,7 @@ def build(way: str, quick: bool) -> Work:
 
     def facts() -> Facts:
         steps = 20 if quick else 2 * 782
-        return {f"test accuracy after {steps} steps": float(problem("test").accuracy(run(steps).x))}
+        return {f"test accuracy after {steps} steps": float(problem("test").score(run(steps).x))}
 
     steps = 10 if quick else STEPS
     return Work(lambda: run(steps), facts, steps)

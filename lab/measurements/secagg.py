@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from isthmus.codecs.bits import pack
 from isthmus.distributed.secagg import RoundRefused, SecureClient, SecurePlan, SecureServer, crypto, run_round, shamir
 from isthmus.distributed.secagg.plan import to_integers
-from isthmus.distributed.secagg.wire import pack, to_field, unpack, word
+from isthmus.distributed.secagg.wire import to_field, unpack, word
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, epsilon_of
 from isthmus.privacy.skellam import skellam
 from isthmus.sketches import SRHT

@@ -79,7 +79,7 @@ def accuracy(problem: str, w: Tensor, folder: str | None) -> float:
     """On the test set."""
     dataset, _ = data(problem, folder)
     if problem == "imdb":
-        return float(Logistic(dataset.x_test.astype(np.float32), dataset.y_test, classes=[0, 1]).accuracy(w))
+        return float(Logistic(dataset.x_test.astype(np.float32), dataset.y_test, classes=[0, 1]).score(w))
     mine = objective(problem, 0, folder)
     mine.layers.unpack(w)
     with torch.no_grad():

@@ -136,7 +136,7 @@ def main() -> None:
                         began = time.perf_counter()
                         result = minimize(train, recipe, ball, steps=rounds, seed=seed, record=None, progress=False)
                         cells[key] = {
-                            "accuracy": seen_by(result, test).accuracy(result.x),
+                            "accuracy": seen_by(result, test).score(result.x),
                             "train loss": seen_by(result, train).loss(result.x),
                             "epsilon": result.privacy.epsilon,
                             "rounds": rounds,

@@ -14,11 +14,11 @@ from torch import Tensor
 from attack.cases import Case, size
 from attack.data import SERIES, Rng, Series, spoilt
 from attack.probes import Arrays, noise_seed
-from isthmus import minimize
+from isthmus import gradients, minimize
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.gradients import Dense, Glm, Lazy, Outer, Rows, Stack
-from isthmus.gradients.rows import Lookup, Sum
+from isthmus.gradients.rows import Lookup, Sum, regrouped
 from isthmus.privacy import Clip, FullBatch, Gaussian, Laplace, Ledger, NoisyMax, PerLeafClip, TopK
 from isthmus.privacy.clips import GroupClip
 from isthmus.problems.scaling import RowMap
@@ -113,7 +113,7 @@ def tied(arrays: Arrays, dtype: torch.dtype) -> Rows:
 
 def difference(arrays: Arrays, dtype: torch.dtype) -> Rows:
     """The difference of two rows of one input."""
-    return glm(arrays, dtype).minus(glm({**arrays, "b": arrays["b"][..., ::-1]}, dtype))
+    return gradients.rows.difference(glm(arrays, dtype), glm({**arrays, "b": arrays["b"][..., ::-1]}, dtype))
 
 
 def stack(arrays: Arrays, dtype: torch.dtype) -> Rows:
@@ -203,7 +203,7 @@ def draw(rng: Rng, most: int) -> Case:
 
     def make(parts: Arrays) -> Rows:
         rows = KINDS[kind](parts, DTYPES[dtype])
-        return rows.regrouped(torch.from_numpy(parts["groups"])) if groups else rows
+        return regrouped(rows, torch.from_numpy(parts["groups"])) if groups else rows
 
     def train(given: Arrays) -> object:
         release = Release("gradient", encode, clip, mechanism)

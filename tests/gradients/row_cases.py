@@ -8,6 +8,7 @@ import torch
 from reference import DenseSketch, orthonormal, outer_rows, wide
 
 from isthmus.gradients import Computed, Dense, Glm, Lazy, Lookup, Outer, ResidualRows, Stack, Sum
+from isthmus.gradients.rows import difference, regrouped
 
 P, Q, T = 9, 4, 3
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -76,27 +77,27 @@ def stack(n, dtype):
 
 def difference_glm(n, dtype):
     X, r, s = csr(n, P, dtype), draw(n, dtype=dtype, seed=1), draw(n, dtype=dtype, seed=2)
-    return Glm(r, X).minus(Glm(s, X.copy())), outer_rows(X, r[:, None]) - outer_rows(X, s[:, None])
+    return difference(Glm(r, X), Glm(s, X.copy())), outer_rows(X, r[:, None]) - outer_rows(X, s[:, None])
 
 
 def difference_csr(n, dtype):
     X, Y, r, s = csr(n, P, dtype), csr(n, P, dtype, 8), draw(n, Q, dtype=dtype, seed=1), draw(n, Q, dtype=dtype, seed=2)
-    return Outer(X, r).minus(Outer(Y, s)), outer_rows(X, r) - outer_rows(Y, s)
+    return difference(Outer(X, r), Outer(Y, s)), outer_rows(X, r) - outer_rows(Y, s)
 
 
 def difference_outer(n, dtype):
     (one, first), (two, second) = outer(n, dtype), outer_direct(n, dtype)
-    return one.minus(two), first - second
+    return difference(one, two), first - second
 
 
 def difference_stack(n, dtype):
     (one, first), other = stack(n, dtype), stack(n, dtype)[0].scaled(0.5)
-    return one.minus(other), first / 2
+    return difference(one, other), first / 2
 
 
 def difference_unlike(n, dtype):
     (one, first), second = outer(n, dtype), draw(n, P * Q, dtype=dtype, seed=7)
-    return one.minus(Dense(second)), first - wide(second)
+    return difference(one, Dense(second)), first - wide(second)
 
 
 def residual(n, dtype):
@@ -113,17 +114,17 @@ def means(rows, size):
 
 def grouped(n, dtype):
     rows, truth = outer_direct(n, dtype)
-    return rows.regrouped(torch.arange(n) // 4), means(truth, 4)
+    return regrouped(rows, torch.arange(n) // 4), means(truth, 4)
 
 
 def grouped_stack(n, dtype):
     rows, truth = stack(n, dtype)
-    return rows.regrouped(torch.arange(n) // 2), means(truth, 2)
+    return regrouped(rows, torch.arange(n) // 2), means(truth, 2)
 
 
 def grouped_lazy(n, dtype):
     rows, truth = lazy(n, dtype)
-    return rows.regrouped(torch.arange(n) // 2), means(truth, 2)
+    return regrouped(rows, torch.arange(n) // 2), means(truth, 2)
 
 
 def lazy(n, dtype):

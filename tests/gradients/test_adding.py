@@ -292,12 +292,12 @@ def test_sums_of_rows_are_within_their_error(few: bool) -> None:
     v = worst(10, True, F32)[:, None] * torch.tensor([1.0, 0.5])
     rho = (len(v) + 8) * 2.0**-24 if few else 2.0**-22
     column = torch.full((2, 3), 7.0)
-    rounding._row_sum(v, rho, column[:, 1])
+    rounding._outer_sum(torch.ones(len(v), 1), v, rho, column[:, 1:2])
     exact = [sum(Fraction(float(x)) for x in v[:, j]) for j in range(2)]
     for j in range(2):
         mass = sum(Fraction(abs(float(x))) for x in v[:, j])
         assert abs(Fraction(float(column[j, 1])) - exact[j]) <= Fraction(rho) * mass
     assert (column[:, [0, 2]] == 7).all()
-    wide = torch.empty(2, dtype=F64)
-    rounding._row_sum(v, rho, wide)
-    torch.testing.assert_close(wide, v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))
+    wide = torch.empty(2, 1, dtype=F64)
+    rounding._outer_sum(torch.ones(len(v), 1), v, rho, wide)
+    torch.testing.assert_close(wide[:, 0], v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))

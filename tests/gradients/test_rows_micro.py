@@ -11,7 +11,7 @@ from reference import wide
 from row_cases import DERIVED, DTYPES, EXACT
 
 from isthmus.gradients import Dense, Outer, Stack
-from isthmus.gradients.rows import Lookup, Rows, Sum
+from isthmus.gradients.rows import Lookup, Rows, Sum, regrouped
 
 GROUPS = torch.tensor([2, 0, 2, 4, 0, 2, 1])  # group 3 has nobody; group 2 is the largest
 N, BAD = len(GROUPS), [math.nan, math.inf, -math.inf, 3e38, -3e38]
@@ -30,7 +30,7 @@ def test_every_kind_has_the_means_of_its_groups(make: Any, dtype: torch.dtype) -
     rows, exact = make(N, dtype)
     groups = GROUPS[: rows.n]
     tolerance = 1e-12 if dtype == torch.float64 else 2e-6
-    widened = wide(rows.regrouped(groups).dense())
+    widened = wide(regrouped(rows, groups).dense())
     torch.testing.assert_close(widened, truth_of(exact, groups), rtol=tolerance, atol=10 * tolerance)
 
 
@@ -46,7 +46,7 @@ def spoiled(make: Any, dtype: torch.dtype, at: int, value: float) -> Rows:
         if isinstance(piece, Dense):
             return Dense(changed(piece.values))
         if isinstance(piece, Lookup):
-            return Lookup(piece.index, changed(piece.values), piece.vocabulary)
+            return Lookup(piece.index, changed(piece.values), piece.q)
         assert isinstance(piece, Outer)
         if isinstance(piece.a, torch.Tensor):
             return Outer(changed(piece.a), changed(piece.b), piece.ones)
@@ -76,7 +76,7 @@ def test_a_row_that_overflows_counts_as_zero_and_touches_nobody(
         value *= 1e260
     rows, exact = spoiled(make, dtype, at, value), make(N, dtype)[1].clone()
     exact[at] = 0.0
-    means, tolerance = rows.regrouped(GROUPS), 1e-12 if dtype == torch.float64 else 2e-6
+    means, tolerance = regrouped(rows, GROUPS), 1e-12 if dtype == torch.float64 else 2e-6
     widened = wide(means.dense())
     assert bool(torch.isfinite(widened).all())
     torch.testing.assert_close(widened, truth_of(exact, GROUPS), rtol=tolerance, atol=10 * tolerance)

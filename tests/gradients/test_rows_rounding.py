@@ -15,6 +15,8 @@ from row_cases import draw
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack, rounding
+from isthmus.gradients import rows as module
+from isthmus.gradients.rows import _direct, difference, regrouped, total
 
 
 def cancelling(n, t, p, q, dtype, size, seed=0):
@@ -152,18 +154,18 @@ def test_reduced_precision_settings_do_not_reach_the_norms():
 def test_chunks_do_not_change_the_norms(monkeypatch):
     a, b = draw(9, 6, 40, dtype=torch.float32, seed=1), draw(9, 6, 30, dtype=torch.float32, seed=2)
     for ord in (1, 2, math.inf):
-        whole = rounding.product_norms(a, b, ord)
+        whole = Outer(a, b).norm_upper(ord)
         with monkeypatch.context() as patch:
             patch.setattr(rounding, "CHUNK_BYTES", 1)
-            torch.testing.assert_close(rounding.product_norms(a, b, ord), whole, rtol=1e-5, atol=0)
-    direct = rounding._direct(a, b, 2, False)
+            torch.testing.assert_close(Outer(a, b).norm_upper(ord), whole, rtol=1e-5, atol=0)
+    direct = _direct(Outer(a, b), 2, torch.float64)
     torch.testing.assert_close(Outer(a, b).norms().double(), direct, rtol=1e-3, atol=0)
 
 
 def test_no_buffer_passes_the_limit(monkeypatch):
     seen = []
-    inner = rounding._direct
-    monkeypatch.setattr(rounding, "_direct", lambda a, b, *rest: seen.append(len(a)) or inner(a, b, *rest))
+    inner = module._direct
+    monkeypatch.setattr(module, "_direct", lambda rows, *rest: seen.append(rows.n) or inner(rows, *rest))
     rows = Outer(torch.ones(3, 1, 1).expand(3, 600, 600), torch.ones(3, 1, 1).expand(3, 600, 700))
     rows.norms()
     assert sum(seen) == 3 and max(seen) * 8 * 600 * 700 <= rounding.CHUNK_BYTES
@@ -192,15 +194,15 @@ def test_kinds_keep_their_factors():
     a, b = draw(8, 2, 30, dtype=torch.float64, seed=1), draw(8, 2, 20, dtype=torch.float64, seed=2)
     X = sp.csr_array(np.eye(8))
     fours = torch.arange(8) // 4
-    assert isinstance(Outer(a, b).regrouped(fours), Outer) and Outer(a, b).regrouped(fours).positions == 8
-    assert isinstance(Outer(a, b).minus(Outer(a + 1, b)), Outer)
-    assert Outer(a, b).minus(Outer(a.clone(), 2 * b)).positions == 2
-    assert Glm(b[:, 0, 0], X).minus(Glm(b[:, 0, 1], X)).a is X
-    assert Outer(a, b).plus([Outer(2 * a, b)]).positions == 4
+    assert isinstance(regrouped(Outer(a, b), fours), Outer) and regrouped(Outer(a, b), fours).positions == 8
+    assert isinstance(difference(Outer(a, b), Outer(a + 1, b)), Outer)
+    assert difference(Outer(a, b), Outer(a.clone(), 2 * b)).positions == 2
+    assert difference(Glm(b[:, 0, 0], X), Glm(b[:, 0, 1], X)).a is X
+    assert total([Outer(a, b), Outer(2 * a, b)]).positions == 4
     codes = Glm(b[:, 0, 0], X).through(DenseSketch(torch.eye(8, dtype=torch.float64)[:3]))
     assert isinstance(codes, Outer) and codes.p == 3
-    assert isinstance(codes.plus([codes]), Dense)
-    assert isinstance(Stack([("w", Outer(a, b))]).regrouped(fours).leaves()[0][1], Outer)
+    assert isinstance(total([codes, codes]), Dense)
+    assert isinstance(regrouped(Stack([("w", Outer(a, b))]), fours).leaves()[0][1], Outer)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_kinds_keep_their_factors():
         (lambda: Glm(torch.ones(2), torch.ones(3, 2)), "r.shape"),
         (lambda: Stack([]), "at least one"),
         (lambda: Stack([("a", Dense(torch.ones(2, 1))), ("b", Dense(torch.ones(3, 1)))]), "rows in every leaf"),
-        (lambda: Dense(torch.ones(2, 1)).minus(Dense(torch.ones(2, 3))), "give rows with"),
+        (lambda: difference(Dense(torch.ones(2, 1)), Dense(torch.ones(2, 3))), "give rows with"),
         (lambda: Lazy(lambda lo, hi: torch.ones(1, 1), 2, 3).sum(), "chunk.shape"),
     ],
 )

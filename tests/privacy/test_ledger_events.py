@@ -13,8 +13,8 @@ from dp_accounting import dp_event as E
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy.event_json import (
     SkellamDpEvent,
-    _all_words,
     _sampling_words,
+    _words,
     canonical,
     composed,
     flatten,
@@ -80,7 +80,7 @@ def test_events_that_cannot_be_written_are_refused(event: Any, message: str) -> 
 
 def test_a_mixture_says_that_its_sample_is_part_of_it() -> None:
     mixture = to_json(E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0), (0.9, 0.1)))
-    assert _all_words(mixture) == "Gaussian noise of standard deviation 2"
+    assert _words(mixture) == "Gaussian noise of standard deviation 2"
     assert "how often a record is in it is part of the event" in _sampling_words(mixture)
 
 

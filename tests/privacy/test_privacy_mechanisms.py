@@ -31,7 +31,6 @@ from isthmus.privacy import (
     Skellam,
     TopK,
     epsilon_of,
-    mechanisms,
     noise,
 )
 from isthmus.privacy.clips import ClippedSum
@@ -341,10 +340,3 @@ def test_rounds_of_vectors_cost_no_more_than_the_accountant_says(split: tuple[fl
     real = delta(together(once, once, once, once), epsilon)
     assert real <= 1e-3 * (1 + 1e-3)
     assert len(split) > 1 or real > 0.95e-3  # one entry is the worst case, and it is met
-
-
-def test_a_short_name_of_the_library_is_taken_by_nobody() -> None:
-    library = {kind: mechanisms._named(kind) for kind in ("gaussian", "laplace", "top-k", "discrete-gaussian")}
-    others = [type("Other", (mechanisms.Mechanism,), {"kind": kind}) for kind in library]
-    mechanisms._named.cache_clear()
-    assert {kind: mechanisms._named(kind) for kind in library} == library and len(others) == 4

@@ -41,12 +41,11 @@ from isthmus.privacy import (
     skgd_sigma,
 )
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.mechanisms import words_of
 from isthmus.privacy.plan import default_delta, mu_of, split
 
 REPLACE = Adjacency.REPLACE_ONE
 SVRG = [Charge("anchor", rounds=3, share=0.3), Charge("inner", rounds=60, share=0.7, sampler=Poisson(0.1))]
-SELECT = [Charge("places", "top-k", rounds=10, share=0.25, k=5), Charge("values", rounds=10, share=0.75)]
+SELECT = [Charge("places", TopK(5, 1.0), rounds=10, share=0.25), Charge("values", rounds=10, share=0.75)]
 GEP = [
     Charge("code", rounds=200, share=0.5, sampler=Poisson(0.05), stage="main"),
     Charge("rest", rounds=200, share=0.5, sampler=Poisson(0.05), stage="main"),
@@ -58,13 +57,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "selection": {"items": SELECT},
     "selection replace-one": {"items": SELECT, "adjacency": REPLACE},
     "joint": {"items": GEP},
-    "laplace": {"items": [Charge("g", "laplace", rounds=100)]},
+    "laplace": {"items": [Charge("g", Laplace(1.0), rounds=100)]},
     "subsets": {"items": [Charge("g", rounds=50, sampler=FixedSize(10, n=500))], "adjacency": REPLACE},
     "mixed": {
         "items": [
-            Charge("a", "noisy-max", rounds=5, share=0.5),
+            Charge("a", NoisyMax(1.0), rounds=5, share=0.5),
             Charge("b", rounds=9, share=0.3, sampler=Poisson(0.2)),
-            Charge("c", "discrete-gaussian", share=0.2, grid=1e-6),
+            Charge("c", DiscreteGaussian(1.0, 1e-6), share=0.2),
         ]
     },
 }
@@ -110,12 +109,6 @@ def test_a_joint_stage_is_one_sampled_gaussian(plans: dict[str, PrivacyPlan]) ->
     assert epsilon_of(apart, 1e-5) < epsilon_of(plan.total(), 1e-5)
 
 
-def test_mechanisms_by_kind(plans: dict[str, PrivacyPlan]) -> None:
-    assert isinstance(plans["selection"].mechanism("places"), TopK)
-    kinds = [type(plans["mixed"].mechanism(name)) for name in "abc"]
-    assert kinds == [NoisyMax, Gaussian, DiscreteGaussian]
-
-
 def test_a_text_that_under_reports_is_refused(plans: dict[str, PrivacyPlan]) -> None:
     record = json.loads(plans["one"].to_json())
     with pytest.raises(InvalidInput, match="epsilon=0.5"):
@@ -153,8 +146,8 @@ def test_bad_plans_are_refused(fields: dict[str, Any], words: str) -> None:
 
 
 def test_bad_charges_are_refused() -> None:
-    wrong = {"mechanism": ("uniform", "discrete-gaussian"), "rounds": (0,), "share": (0.0, 1.5), "k": (2,)}
-    for name, values in {**wrong, "sampler": ("poisson",)}.items():
+    wrong = {"mechanism": ("gaussian", Gaussian), "rounds": (0,), "share": (0.0, 1.5), "sampler": ("poisson",)}
+    for name, values in wrong.items():
         for value in values:
             with pytest.raises(InvalidInput):
                 Charge("g", **{name: value})
@@ -164,7 +157,7 @@ def test_unknown_items_and_unsupported_splits_are_refused(plans: dict[str, Priva
     with pytest.raises(InvalidInput, match="nobody"):
         plans["one"].mechanism("nobody")
     with pytest.raises(UnsupportedEvent, match="ZC"):
-        PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("s", "noisy-max", sampler=Poisson(0.1))])
+        PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("s", NoisyMax(1.0), sampler=Poisson(0.1))])
     with pytest.raises(UnsupportedEvent, match="SampledWithoutReplacement"):
         PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("g", sampler=FixedSize(2, n=9))])
 
@@ -250,10 +243,9 @@ class Twice(Mechanism):
 
 @dataclass(frozen=True)
 class Best(Mechanism):
-    """A choice whose number is an epsilon, found by its short name."""
+    """A choice whose number is an epsilon."""
 
     epsilon: float
-    kind: ClassVar[str] = "best-of-tests"
     noise_parameter: ClassVar[str] = "epsilon"
     selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
@@ -333,8 +325,7 @@ class Wrapped(Mechanism):
 OWN: dict[str, list[Charge]] = {
     "wrapper": [Charge("g", Wrapped(Twice(1.0)), rounds=3)],
     "instance": [Charge("g", Twice(1.0, "kept"), rounds=10)],
-    "class": [Charge("g", Twice, rounds=10, sampler=Poisson(0.1))],
-    "name": [Charge("g", "best-of-tests", rounds=10)],
+    "choice": [Charge("g", Best(1.0), rounds=10)],
     "own options": [Charge("g", NoisyMax(1.0, signed=False), share=0.5), Charge("h", TopK(2, 1.0), share=0.5)],
 }
 
@@ -355,10 +346,25 @@ def test_a_text_imports_nothing() -> None:
         PrivacyPlan.from_json(json.dumps(record))
 
 
-def test_short_names_are_looked_up_and_shown() -> None:
-    with pytest.raises(InvalidInput, match="best-of-tests.*gaussian.*noisy-max.*top-k"):
-        Charge("g", "uniform")
-    assert isinstance(Charge("g").template, Gaussian)
+@pytest.mark.parametrize(
+    ("named", "options", "mechanism"),
+    [
+        ("gaussian", {}, Gaussian(1.0)),
+        ("laplace", {}, Laplace(1.0)),
+        ("noisy-max", {}, NoisyMax(1.0)),
+        ("top-k", {"k": 3}, TopK(3, 1.0)),
+        ("discrete-gaussian", {"grid": 1e-6}, DiscreteGaussian(1.0, 1e-6)),
+        ("skellam", {"grid": 1e-6}, Skellam(1.0, 1e-6)),
+        ({"class": f"{__name__}:Twice"}, {}, Twice(1.0)),
+    ],
+)
+def test_plans_that_name_a_mechanism_are_read(named: Any, options: dict[str, Any], mechanism: Mechanism) -> None:
+    plan = PrivacyPlan(1.0, 1e-5, items=[Charge("g", mechanism, rounds=5)])
+    record = json.loads(plan.to_json())
+    record["items"][0] |= {"mechanism": named, "k": 1, "grid": None} | options
+    assert PrivacyPlan.from_json(json.dumps(record)) == plan
+    with pytest.raises(InvalidInput, match="give what PrivacyPlan.to_json wrote"):
+        PrivacyPlan.from_json(plan.to_json().replace('"fields": {', '"fields": {"more": 1, '))
 
 
 @dataclass(frozen=True)
@@ -391,16 +397,6 @@ def test_a_run_tells_of_a_mechanism_of_ones_own() -> None:
     words = minimize(LeastSquares(X, X[:, 0]), pipe, steps=2).privacy.words()
     assert "2 times    Gaussian noise of 6 times the most one record can add\n" in words
     assert "Where the noise comes from: noise of its own. " in words
-
-
-def test_what_is_no_subclass_is_told_by_its_event() -> None:
-    class Duck:
-        private, ords = True, (2.0,)
-
-        def event(self, adjacency: Any = None) -> Any:
-            return dpa.ZCDpEvent(rho=0.5, xi=0.0)
-
-    assert words_of(Duck()) == ("randomness that satisfies 0.5-zCDP", None, "")
 
 
 @dataclass(frozen=True)

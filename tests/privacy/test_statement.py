@@ -26,6 +26,7 @@ from isthmus import (
     minimize,
     private_score,
 )
+from isthmus.base.notebook import rounded_up
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
@@ -43,7 +44,7 @@ from isthmus.privacy import (
     TopK,
     joint,
 )
-from isthmus.privacy.statement import SEEDED, Account, Released, _rounded_up
+from isthmus.privacy.statement import SEEDED, Account, Released
 
 POISSON = E.SelfComposedDpEvent(E.PoissonSampledDpEvent(0.025, E.GaussianDpEvent(4.0)), 1200)
 WITHOUT = E.SelfComposedDpEvent(E.SampledWithoutReplacementDpEvent(10_000, 100, E.GaussianDpEvent(4.0)), 1000)
@@ -95,7 +96,7 @@ def test_words_say_all_of_it(event: Any, adjacency: Adjacency, more: dict[str, A
         statement = replace(statement, guarantee="half of it.", sampler="my own words")
     words = statement.words()
     for part in (
-        f"epsilon = {_rounded_up(statement.epsilon)} ",
+        f"epsilon = {rounded_up(statement.epsilon)} ",
         "delta = 1e-05",
         adjacency.describe().capitalize(),
         statement.sampler,
@@ -110,7 +111,7 @@ def test_words_say_all_of_it(event: Any, adjacency: Adjacency, more: dict[str, A
         assert "The number of records is not published." in words
     assert ("What it really guarantees: half of it." in words) == bool(statement.guarantee)
     assert "There are no further assumptions." in words or statement.assumptions
-    assert f"epsilon={_rounded_up(statement.epsilon)}" in str(statement)
+    assert f"epsilon={rounded_up(statement.epsilon)}" in str(statement)
 
 
 def test_seeded_noise_is_marked_everywhere() -> None:
@@ -131,8 +132,8 @@ def test_what_hides_nothing_is_not_private() -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, 0.81577, 1.00003, 123456.0, 9.9995, 0.00012345, 0.3, 1e-9])
-def test_numbers_are_rounded_up(value: float) -> None:
-    shown = float(_rounded_up(value))
+def test_numbers_arerounded_up(value: float) -> None:
+    shown = float(rounded_up(value))
     assert value <= shown * (1 + 1e-15) and shown <= value * 1.0011
 
 

@@ -20,9 +20,8 @@ import isthmus
 from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
 from isthmus.privacy import Ledger
-from isthmus.privacy.statement import _rounded_up
 from isthmus.report import Record, render
-from isthmus.report.record import _energy, _history, rounded_up
+from isthmus.report.record import _energy, _history
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -141,11 +140,6 @@ def test_characters_that_cannot_be_printed_are_replaced() -> None:
     kept = Record.from_dict(copied)
     assert kept.title == "a\ufffdb\ufffdc" and kept.warnings == ("\ufffdevil",)
     render(kept).encode("utf-8")
-
-
-def test_epsilon_is_rounded_as_the_statement_rounds_it() -> None:
-    values = [0.0, math.inf, 1e-9, 0.12345, 0.99999, 0.999999, 1.0, 2.71828, 123456.7, *np.geomspace(1e-4, 1e4, 101)]
-    assert [rounded_up(v) for v in values] == [_rounded_up(v) for v in values]
 
 
 def test_reading_and_rendering_do_not_import_torch(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ def test_both_ledgers_hold_every_charge(tmp_path: Path) -> None:
     killed = Ledger(tmp_path / "other", shared=shared, label="people-2").run({"main": EVENT}, reserve=5)
     killed.charge("main", 0)
     found = spenders(open_shared(tmp_path / "shared"))
-    assert {each.label: each.rounds for each in found} == {"people-1": {"main": 6, "rare": 1}, "people-2": {"main": 5}}
-    assert found[0].epsilon == own.spent(1e-5)
+    assert {each["label"]: each["rounds"] for each in found} == {
+        "people-1": {"main": 6, "rare": 1},
+        "people-2": {"main": 5},
+    }
+    assert found[0]["epsilon"] == own.spent(1e-5)
 
 
 def test_the_shared_budget_refuses_before_and_while_a_run_runs(tmp_path: Path) -> None:

@@ -22,12 +22,14 @@ from isthmus.core.driver import TorchDriver
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.gradients import Dense, Lazy, Lookup, Outer, Stack, Sum
 from isthmus.gradients.layers import Layers
+from isthmus.gradients.rows import inner
 from isthmus.objectives.module import captured
 from isthmus.parts import Shuffle
 from isthmus.privacy import Clip
 from isthmus.sketches import PublicSubspace, Residual, base
 from isthmus.sketches import public as learning
-from isthmus.sketches.public import SubspaceMap, _copied, _FactoredMap, _factors_of, _JoinedMap, _products, _stored
+from isthmus.sketches.compose import _BlockMap
+from isthmus.sketches.public import SubspaceMap, _copied, _FactoredMap, _factors_of, _products, _stored
 
 SPACE = Space.of({"table": (11, 4), "hidden": (5, 9), "conv": (3, 6), "out": (4, 6)})
 PUBLIC, N = 7, 6
@@ -89,7 +91,7 @@ KINDS = list(kinds(1, 0))
 @pytest.mark.parametrize("two", KINDS)
 def test_inner_products_of_any_two_kinds(one, two):
     left, right = kinds(5, 1)[one], kinds(7, 20)[two]
-    torch.testing.assert_close(left.inner(right), left.dense() @ right.dense().T, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(inner(left, right), left.dense() @ right.dense().T, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("positions", [(1, 1), (1, 3), (3, 1), (2, 2)])
@@ -97,7 +99,7 @@ def test_inner_products_of_wide_outer_products_use_factors(positions, monkeypatc
     left, right = (Outer(normal(4, t, 31, seed=t), normal(4, t, 29, seed=9 + t)) for t in positions)
     want = left.dense() @ right.dense().T
     monkeypatch.setattr(Outer, "dense", lambda self: pytest.fail("built the matrix"))
-    torch.testing.assert_close(left.inner(right), want, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(inner(left, right), want, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 400])
@@ -106,30 +108,30 @@ def test_inner_products_of_tables_for_rare_and_frequent_places(vocabulary, monke
     right = Lookup(places(5, 20, vocabulary, 1), normal(5, 20, 3, seed=1), vocabulary)
     want = left.dense() @ right.dense().T
     monkeypatch.setattr(Lookup, "dense", lambda self: pytest.fail("built the matrix"))
-    torch.testing.assert_close(left.inner(right), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(inner(left, right), want, rtol=1e-12, atol=1e-12)
 
 
 def test_inner_products_take_the_wider_dtype_and_empty_rows():
     for name, left in kinds(5, 1, torch.float32).items():
         right = kinds(3, 20)[name]
-        assert left.inner(right).dtype == torch.float64 and left.inner(left).dtype == torch.float32
-        assert left.part(0, 0).inner(right).shape == (0, 3) and left.inner(right.part(0, 0)).shape == (5, 0)
+        assert inner(left, right).dtype == torch.float64 and inner(left, left).dtype == torch.float32
+        assert inner(left.part(0, 0), right).shape == (0, 3) and inner(left, right.part(0, 0)).shape == (5, 0)
     half = kinds(2, 1, torch.float32)["one"]
-    assert Outer(half.a.bfloat16(), half.b.bfloat16()).inner(half).dtype == torch.float32
+    assert inner(Outer(half.a.bfloat16(), half.b.bfloat16()), half).dtype == torch.float32
 
 
 def test_inner_products_of_stacks_match_leaves_by_name():
     left, right = network(5, 1), network(3, 50)
     want = left.dense() @ right.dense().T
-    torch.testing.assert_close(left.inner(right), want)
-    torch.testing.assert_close(left.inner(Stack(right.items[::-1])), want)
-    torch.testing.assert_close(left.inner(Dense(right.dense())), want)
+    torch.testing.assert_close(inner(left, right), want)
+    torch.testing.assert_close(inner(left, Stack(right.items[::-1])), want)
+    torch.testing.assert_close(inner(left, Dense(right.dense())), want)
 
 
 def test_inner_products_with_rows_of_another_space_are_refused():
     for rows in kinds(2, 1).values():
         with pytest.raises(ValueError, match="same space"):
-            rows.inner(Dense(torch.zeros(2, 21)))
+            inner(rows, Dense(torch.zeros(2, 21)))
 
 
 # ---------------------------------------------------------------- factors
@@ -156,7 +158,7 @@ def test_factors_answer_as_their_matrix_does(kind, chunk, monkeypatch):
 def test_a_factored_map_is_the_top_of_the_svd(dtype):
     public = network(PUBLIC, 100, dtype)
     sketch, state = learned(3, dtype, public)
-    assert isinstance(sketch, _JoinedMap)
+    assert isinstance(sketch, _BlockMap)
     kinds_held = {name: type(block) for name, block in sketch.blocks.items()}
     assert kinds_held == {"table": _FactoredMap, "hidden": _FactoredMap, "conv": SubspaceMap, "out": _FactoredMap}
     assert set(state["leaves"]["conv"]) == {"basis"} and "basis" not in state["leaves"]["hidden"]
@@ -304,7 +306,7 @@ def test_residuals_keep_norms_that_are_never_too_small(dtype):
     public = network(PUBLIC, 100, dtype)
     context = Rounds(public, dtype=dtype)
     rest = Residual(encoder).bind(context, None)[0]
-    assert isinstance(rest.inner, _JoinedMap)
+    assert isinstance(rest.inner, _BlockMap)
     projector = torch.eye(SPACE.d, dtype=torch.float64) - rest.inner.dense().T @ rest.inner.dense()
     inside = [(name, piece.mixed(torch.arange(3)[:, None], torch.ones(3, 1))) for name, piece in public.items[1:]]
     table = Lookup(public.items[0][1].index[:3], public.items[0][1].values[:3], 11)

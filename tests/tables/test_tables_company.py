@@ -18,7 +18,7 @@ import pytest
 
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.encode import encode, encode_target
-from isthmus.tables.files import ParquetColumns, _EncodedRows, numbers_of, read
+from isthmus.tables.files import ParquetColumns, numbers_of, read
 from isthmus.tables.schema import Schema, Target
 
 KOLKATA = timezone(timedelta(hours=5, minutes=30))
@@ -107,7 +107,7 @@ def test_large_numbers_of_parquet_do_not_notice_a_missing_one(tmp_path: Path) ->
         path = tmp_path / f"{name}.parquet"
         pandas.DataFrame({"a": pandas.array([*BIG, *more], dtype="Int64")}).to_parquet(path, index=False)
         rows += [numbers_of(read(path).frame, schema)[: len(BIG)]]
-        rows += [np.asarray(_EncodedRows(ParquetColumns(path), schema)[0 : len(BIG)])]
+        rows += [np.concatenate([*ParquetColumns(path).encoded(schema)])[: len(BIG)]]
     assert all(np.array_equal(rows[0], other) for other in rows[1:])
 
 

@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     plan, test = federation(context.run_config), objective(TEST)
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord({"accuracy": float(test.accuracy(from_arrays(arrays, plan.whole)))})
+        return MetricRecord({"accuracy": float(test.score(from_arrays(arrays, plan.whole)))})
 
     strategy = SketchStrategy(plan)
     result = strategy.start(grid, evaluate_fn=evaluate)

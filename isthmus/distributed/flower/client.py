@@ -61,10 +61,12 @@ def client_app(
     @app.train()
     def train(message: Any, context: Any) -> Any:
         def terms(plan: Federation, order: Order, name: str) -> Records:
-            problem = data(context)
+            problem, local = data(context), plan.local
             if plan.unit == "record":
                 return problem
-            return agreed._OneTerm(lambda w: _term(plan, problem, w, order, name))
+            if local is None:
+                return agreed._OneTerm(lambda w: problem.rows(w).sum() / problem.n)
+            return agreed._OneTerm(lambda w: local.change(problem, w, order.t, order.seed, name))
 
         return _Site(federation, context, terms, noise or SecretSource(), physical_batch_size, ledger).reply(message)
 
@@ -247,11 +249,3 @@ def _secure_step(
             saved["sent"] += 1
     state[_SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
     return answer
-
-
-def _term(plan: Federation, problem: Records, w: Tensor, order: Order, name: str) -> Tensor:
-    """The vector of a client that is one term."""
-    if plan.local is not None:
-        return plan.local.change(problem, w, order.t, order.seed, name)
-    mean: Tensor = problem.rows(w).sum() / problem.n
-    return mean

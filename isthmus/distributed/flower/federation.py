@@ -248,25 +248,51 @@ class Federation:
         pipe = self.recipe
         if isinstance(pipe, Recipe):
             pipe = pipe.bind(Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None))
+        promise, by_client, hidden = pipe.promise, self.unit == "client", self.dropouts is not None
+        private = promise is not None
+        bought = "give all of its arguments as numbers: this recipe would buy something before its loop"
+        uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
+        shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
+        for right, name, value, remedy in (
+            (not pipe.before, "recipe", self.recipe, bought),
+            (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
+            (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
+            (by_client or not private or not self.uniform, "uniform", self.uniform, uniform),
+            (len(pipe.stages) == 1 or not hidden, "dropouts", self.dropouts, "use a recipe with one stage a round"),
+        ):
+            validate.check(right, name, value, remedy)
         for stage in pipe.stages:
-            self._check(stage, pipe)
-        promise = pipe.promise
+            whole, kind = not by_client or isinstance(stage.sampler, (FullBatch, Poisson)), type(stage.sampler).__name__
+            validate.check(whole, "sampler", kind, "take all clients, or Poisson sampling of them")
         if promise is None:
             return pipe
-        if self.dropouts is not None:
+        if hidden:
             (stage,) = pipe.stages
             (release, *more) = stage.releases
             if more or not isinstance(release.mechanism, Gaussian):
                 remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
                 validate.refuse("dropouts", f"stage {stage.name!r}", remedy)
-            hidden = replace(release, mechanism=_AtClients(release.mechanism.multiplier))
-            pipe = replace(pipe, stages=[replace(stage, releases=[hidden])])
+            theirs = replace(release, mechanism=_AtClients(release.mechanism.multiplier))
+            pipe = replace(pipe, stages=[replace(stage, releases=[theirs])])
         return replace(pipe, promise=replace(promise, assumptions=(*promise.assumptions, *self.assumptions())))
 
     @cached_property
     def digest(self) -> str:
-        """Of what an answer and a promise rest on: a client with another plan refuses to answer."""
-        return _digest(self)
+        """64 bits of all that an answer and a promise rest on: equal for equal plans, whatever the process.
+
+        A client with another plan refuses to answer.
+        """
+        pipe = self.pipe
+        stages = [
+            [stage.name, stage.every, stage.groups, stage.sampler, stage.sampler.divisor(self.terms), stage.source]
+            + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
+            for stage in pipe.stages
+        ]
+        promised = pipe.promise and str(pipe.promise.adjacency)
+        sizes = [self.unit, self.clients, self.terms, self.rounds, self.dtype, self.linear, self.dropouts, self.peak]
+        space = [[leaf.name, tuple(leaf.shape)] for leaf in self.whole.leaves]
+        terms = [stages, promised, sizes, space, self.local, self.down, pipe.wire]
+        return hashlib.blake2b("\n".join(_words(terms)).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def at_clients(self) -> Pipeline:
@@ -275,22 +301,6 @@ class Federation:
             return self.pipe
         stages = [replace(stage, sampler=FullBatch(stage.sampler.divisor(self.terms))) for stage in self.pipe.stages]
         return replace(self.pipe, stages=stages)
-
-    def _check(self, stage: Stage, pipe: Pipeline) -> None:
-        by_client, private, hidden = self.unit == "client", pipe.promise is not None, self.dropouts is not None
-        whole = not by_client or isinstance(stage.sampler, (FullBatch, Poisson))
-        bought = "give all of its arguments as numbers: this recipe would buy something before its loop"
-        uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
-        shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
-        for right, name, value, remedy in (
-            (not pipe.before, "recipe", self.recipe, bought),
-            (whole, "sampler", type(stage.sampler).__name__, "take all clients, or Poisson sampling of them"),
-            (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
-            (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
-            (by_client or not private or not self.uniform, "uniform", self.uniform, uniform),
-            (len(pipe.stages) == 1 or not hidden, "dropouts", self.dropouts, "use a recipe with one stage a round"),
-        ):
-            validate.check(right, name, value, remedy)
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
         """The plan of secure aggregation of a stage, for all M clients: each computes it, and takes nobody's word."""
@@ -419,21 +429,6 @@ def _shortened(share: ClippedSum, own: float) -> ClippedSum:
 
 
 # ---------------------------------------------------------------- the plan
-
-
-def _digest(plan: Federation) -> str:
-    """64 bits of all that a client's answer and a promise rest on: equal for equal plans, whatever the process."""
-    pipe = plan.pipe
-    stages = [
-        [stage.name, stage.every, stage.groups, stage.sampler, stage.sampler.divisor(plan.terms), stage.source]
-        + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
-        for stage in pipe.stages
-    ]
-    promised = pipe.promise and str(pipe.promise.adjacency)
-    sizes = [plan.unit, plan.clients, plan.terms, plan.rounds, plan.dtype, plan.linear, plan.dropouts, plan.peak]
-    space = [[leaf.name, tuple(leaf.shape)] for leaf in plan.whole.leaves]
-    terms = [stages, promised, sizes, space, plan.local, plan.down, pipe.wire]
-    return hashlib.blake2b("\n".join(_words(terms)).encode(), digest_size=8).hexdigest()
 
 
 def _words(value: Any) -> Iterator[str]:
@@ -591,9 +586,6 @@ def _read_answer(
     validate.check(right, "answer", type(data).__name__, remedy)
     body, values = io.BytesIO(data[SEAL:]), {}
 
-    def number(size: int) -> int:
-        return int.from_bytes(taken(size), "little")
-
     def taken(size: int) -> bytes:
         part = body.read(size)
         remedy = "send the whole answer: this one ends too early"
@@ -601,27 +593,23 @@ def _read_answer(
         return part
 
     if divisor is not None:
-        records = number(8)
+        records = int.from_bytes(taken(8), "little")
         validate.positive_int(records=records)
         like = replace(like, divisor=divisor(records), records=records)
     for name, bounded in like.values.items():
-        values[name] = _value(name, bounded, taken(number(4)), codec)
+        part, due = taken(int.from_bytes(taken(4), "little")), bounded.value.numel() * bounded.value.element_size()
+        if codec is not None:
+            value = codec.decode(part, bounded.value)
+        else:
+            remedy = f"send {due} bytes: both sides need the same federation, dtype={bounded.value.dtype} included"
+            validate.check(len(part) == due, f"answer[{name!r}]", f"{len(part)} bytes", remedy)
+            value = torch.frombuffer(bytearray(part), dtype=bounded.value.dtype)
+        remedy = "send finite numbers, as a sum of gradients is"
+        validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
+        values[name] = replace(bounded, value=value)
     more = len(body.read())
     validate.check(not more, "answer", f"{len(data)} bytes", f"send {len(data) - more} bytes, as the plan says")
     return replace(like, values=values, dims=sum(b.value.numel() for b in values.values()), bytes=len(data))
-
-
-def _value(name: str, like: ClippedSum, data: bytes, codec: Codec | None) -> ClippedSum:
-    if codec is not None:
-        value = codec.decode(data, like.value)
-    else:
-        due = like.value.numel() * like.value.element_size()
-        remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
-        validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
-        value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
-    remedy = "send finite numbers, as a sum of gradients is"
-    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", remedy)
-    return replace(like, value=value)
 
 
 def _answer_in(reply: Letter) -> bytes:

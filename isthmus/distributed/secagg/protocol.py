@@ -41,6 +41,7 @@ from torch import Tensor
 
 from isthmus.base import storage, validate
 from isthmus.base.secret import released
+from isthmus.codecs.bits import pack
 from isthmus.distributed.secagg import crypto, shamir, wire
 from isthmus.distributed.secagg.plan import SecurePlan, to_integers
 from isthmus.distributed.secagg.wire import BadMessage, Kind, ensure
@@ -144,7 +145,7 @@ class SecureClient:
             where = self._roster[peer], self._session, self._about
             _add_pair(words, plan, self._masks, *where, self.index, peer)
         self._due = Kind.SURVIVORS
-        return self._answer(Kind.VECTOR, wire.pack(words, plan.bits))
+        return self._answer(Kind.VECTOR, pack(words, plan.bits))
 
     def integers(self, rows: NDArray[np.float64]) -> NDArray[np.int64]:
         """The sum of the rounded rows, cut at the plan's reach: one row more moves it by the sensitivity at most."""
@@ -309,11 +310,16 @@ class SecureServer:
         """The sum of the survivors' integers and noise, exactly, modulo 2^b: numbers in [-2^(b-1), 2^(b-1))."""
         self._step(Kind.REVEAL, None)
         shares = self._enough("shares")
-        for index in self._senders:
-            secret = self._recovered(index, shares)
-            if index in self._survivors:
+        size = self.plan.share_bytes
+        for place, index in enumerate(self._senders):
+            mine = {client: body[place * size : (place + 1) * size] for client, body in shares.items()}
+            secret = shamir.recover(mine, self.plan.needed, self.plan.packing)
+            alive = index in self._survivors  # then it is the seed, else the key, each checked against what was sent
+            if alive and crypto.digest(secret) == self._commitments[index]:
                 self._sum -= crypto.stream(secret, self.plan.m, self.plan.bits)
                 continue
+            if alive or crypto.public_key(secret) != self._roster[index][crypto.KEY :]:
+                raise self._over(f"Shares of the secret of client {index} are wrong")
             for survivor in self._survivors:
                 where = self._roster[survivor], self._session, self._about
                 _add_pair(self._sum, self.plan, secret, *where, index, survivor)  # with the survivor's other sign
@@ -381,19 +387,6 @@ class SecureServer:
         if self._charged:
             cost = "the charge for the round is kept"
         return RoundRefused(f"{why}: nothing is released, and {cost}", self._charged)
-
-    def _recovered(self, index: int, shares: dict[int, bytes]) -> bytes:
-        """The seed of a survivor or the key of a client that was lost, checked against what it had sent."""
-        size, place = self.plan.share_bytes, self._senders.index(index)
-        mine = {client: body[place * size : (place + 1) * size] for client, body in shares.items()}
-        secret = shamir.recover(mine, self.plan.needed, self.plan.packing)
-        if index in self._survivors:
-            right = crypto.digest(secret) == self._commitments[index]
-        else:
-            right = crypto.public_key(secret) == self._roster[index][crypto.KEY :]
-        if not right:
-            raise self._over(f"Shares of the secret of client {index} are wrong")
-        return secret
 
 
 def run_round(

@@ -1,6 +1,6 @@
 """Vectors of b-bit numbers: packed b bits a number, and added modulo 2^b.
 
->>> import numpy as np
+>>> from isthmus.codecs.bits import pack
 >>> pack(np.array([1, 2, 5], dtype=np.uint64), 3).hex(), unpack(bytes.fromhex("5101"), 3, 3).tolist()
 ('5101', [1, 2, 5])
 
@@ -19,13 +19,14 @@ A message of another version, kind, session or length raises `BadMessage`, befor
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.base import validate
+from isthmus.codecs.bits import unpack as unpacked
 
 WIDEST = 62
 """The most bits a number: sums are formed in 64-bit words."""
@@ -45,41 +46,11 @@ def packed_length(count: int, bits: int) -> int:
     return (count * bits + 7) // 8
 
 
-def pack(values: Words, bits: int) -> bytes:
-    """The lowest b bits of every number, one after the other, little end first."""
-    count = len(values)
-    lanes = np.zeros((-(-count // 8), 8), np.uint64)  # eight numbers fill b whole bytes
-    lanes.reshape(-1)[:count] = values
-    lanes &= np.uint64((1 << bits) - 1)
-    lanes = np.ascontiguousarray(lanes.T)
-    out = np.zeros((bits, lanes.shape[1]), np.uint8)
-    for lane, place, by in _overlaps(bits):
-        part = lanes[lane] >> np.uint64(by) if by >= 0 else lanes[lane] << np.uint64(-by)
-        out[place] |= part.astype(np.uint8)  # the lowest eight bits
-    return np.ascontiguousarray(out.T).tobytes()[: packed_length(count, bits)]
-
-
 def unpack(data: bytes, count: int, bits: int) -> Words:
     """`count` numbers of b bits; their bytes must be exactly as many as these take."""
     length = packed_length(count, bits)
     validate.check(len(data) == length, "bytes of a packed vector", len(data), f"send {length} bytes")
-    columns = np.zeros((-(-count // 8), bits), np.uint8)
-    columns.reshape(-1)[:length] = np.frombuffer(data, np.uint8)
-    columns = np.ascontiguousarray(columns.T)
-    lanes = np.zeros((8, columns.shape[1]), np.uint64)
-    for lane, place, by in _overlaps(bits):
-        byte = columns[place].astype(np.uint64)
-        lanes[lane] |= byte << np.uint64(by) if by >= 0 else byte >> np.uint64(-by)
-    lanes &= np.uint64((1 << bits) - 1)
-    return np.ascontiguousarray(lanes.T).reshape(-1)[:count].astype(word(bits))
-
-
-def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
-    """Which of eight numbers touches which of their b bytes, and how far the number is shifted right for it."""
-    for lane in range(8):
-        first, shift = divmod(lane * bits, 8)
-        for place in range(first, (lane * bits + bits - 1) // 8 + 1):
-            yield lane, place, 8 * (place - first) - shift
+    return unpacked(np.frombuffer(data, np.uint8), count, bits).astype(word(bits))
 
 
 def to_field(values: NDArray[np.int64], bits: int) -> Words:

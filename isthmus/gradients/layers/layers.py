@@ -152,8 +152,6 @@ class Layers:
         first = next(self.parameters())
         self.anchor = torch.zeros((), device=first.device, requires_grad=True)
         """What every tap hangs on, as a layer does on its parameters (see `tap`)."""
-        self.uses: Counter[str] = Counter()
-        """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.shown: Callable[[AnyRule, Tensor, int], Tensor] | None = None
         """What takes the place of a tap, where a module is tried out."""
         self.learning = False
@@ -270,7 +268,7 @@ class Layers:
                 return output
             self._check_dimensions(rule, output)
             inputs = list(filter(torch.is_tensor, (*args, *kwargs.values())))
-            return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs), rule.leaves.values())
+            return self.tap(rule, output, rule.dim(output), inputs, rule.watch(args, kwargs))
 
         return self.replace_forward(layer, rule.parameters, run)
 
@@ -322,25 +320,16 @@ class Layers:
                     "of flatten())"
                 )
 
-    def tap(
-        self,
-        rule: AnyRule,
-        output: Tensor,
-        dim: int,
-        inputs: Sequence[Tensor],
-        rows_of: RowsOf,
-        feeds: Iterable[str] = (),
-    ) -> Tensor:
+    def tap(self, rule: AnyRule, output: Tensor, dim: int, inputs: Sequence[Tensor], rows_of: RowsOf) -> Tensor:
         """An output of a layer with a tap on it: its gradient gives the rows of this and perhaps other layers.
 
         The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
-        before the gradient arrives; `feeds` names the leaves whose rows it gives, each as often as it does.
+        before the gradient arrives.
         """
         if isinstance(output, operations._SharedTensor):
             raise operations._Unseen(output, f"is what layer {rule.name!r} computes with for all examples at once")
         if self.shown is not None:
             return self.shown(rule, output, dim)
-        self.uses.update(feeds)
         token, versions = self.now.token, [*map(_VERSION, inputs)]
 
         def push(b: Tensor) -> None:

@@ -664,8 +664,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
 def _tap(values: list[_SharedTensor], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
-    feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
@@ -1048,7 +1047,7 @@ class _TracedForward:
             )
             return []
 
-        return self.layers.tap(self.rules[0], x, 0, [], refuse, self.rules[0].leaves.values())
+        return self.layers.tap(self.rules[0], x, 0, [], refuse)
 
     @contextmanager
     def _unchanged(self, leaves: Leaves) -> Iterator[None]:

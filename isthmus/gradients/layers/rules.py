@@ -703,8 +703,7 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
         if wanted:
             dim = self.dim(x)
             a = x.detach().transpose(0, dim)
-            feeds = [self.leaves[suffix] for suffix in wanted]
-            z = layers.tap(self, z, dim, [a], partial(_factored, self, wanted, a), feeds)
+            z = layers.tap(self, z, dim, [a], partial(_factored, self, wanted, a))
         return self._heads(z.transpose(0, self.dim(x)))
 
     def _extra(self, layers: Layers, name: str, n: int) -> Tensor:
@@ -717,7 +716,7 @@ class _AttentionRule(LayerRule[nn.MultiheadAttention]):
             return [(self, name, Dense(b.flatten(1)))]
 
         if name in self.wanted:
-            rows = layers.tap(self, rows, 0, [], found, [self.leaves[name]])
+            rows = layers.tap(self, rows, 0, [], found)
         return self._heads(rows)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -770,7 +769,7 @@ def _folded(rows: Rows, n: int) -> Rows:
         a, b = (x.reshape(n, -1, x.shape[-1]) for x in (rows.a, rows.b))
         return Outer(a, b, rows.ones)
     if isinstance(rows, Lookup):
-        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.p), rows.q)
     if isinstance(rows, Stack):
         return Stack([(name, _folded(piece, n)) for name, piece in rows.items], rows.factor)
     if isinstance(rows, Dense):

@@ -121,7 +121,8 @@ def nonconvex_run(cell: Cell, setting: RunSetting) -> Observed:
     start = torch.zeros(d, dtype=torch.float64)
     first = stationarity(objective, ball, start)
     alpha = config["share"] * first
-    plan = stationary_fw_schedule(alpha, smoothness=mu, diameter=diameter, gradient_bound=objective.lipschitz(),
+    longest = float(torch.linalg.vector_norm(objective.X, dim=1).max()) * objective.slope_bound
+    plan = stationary_fw_schedule(alpha, smoothness=mu, diameter=diameter, gradient_bound=longest,
                                   noise=0.0, gap=objective.loss(start), failure=config["failure"])  # fmt: skip
     m = {WIDE: d, THEOREM: None}.get(method, d // FIXED.get(method, 1))
     recipe = comp_fw(m=m, schedule=plan, batch_size=objective.n)

@@ -46,8 +46,8 @@ def train(method: str, config: Mapping[str, Any], seed: int) -> Observed:
 
     def watch(record: dict[str, Any], state: Any) -> None:
         epochs.append(float(record["epoch"]))
-        heights["train"].append(train_rows.accuracy(state.w))
-        heights["test"].append(unseen.accuracy(state.w))
+        heights["train"].append(train_rows.score(state.w))
+        heights["test"].append(unseen.score(state.w))
 
     result = minimize(train_rows, recipe(method, data), L1Ball(config["radius"]), epochs=config["epochs"], seed=seed,
                       callbacks=[watch], progress=False)  # fmt: skip

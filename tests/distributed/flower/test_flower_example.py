@@ -25,7 +25,7 @@ def test_the_example_learns_from_a_few_bytes(monkeypatch: pytest.MonkeyPatch) ->
     plan, test = federation(config), objective(10_000)
     strategy = SketchStrategy(plan, wait=0.0)
     strategy.start(LocalGrid(app, 10, config=config))
-    assert test.accuracy(strategy.found.x) > 0.65
+    assert test.score(strategy.found.x) > 0.65
     assert strategy.clients.traffic.up < 10 * 10 * plan.whole.d * 4 / 50
 
 

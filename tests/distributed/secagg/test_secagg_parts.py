@@ -12,9 +12,10 @@ import pytest
 from scipy import stats
 
 from isthmus.base.validate import InvalidInput
+from isthmus.codecs.bits import pack
 from isthmus.distributed.secagg import SecurePlan, crypto, shamir
 from isthmus.distributed.secagg.plan import _squared_limit, to_integers
-from isthmus.distributed.secagg.wire import from_field, pack, packed_length, to_field, unpack, word
+from isthmus.distributed.secagg.wire import from_field, packed_length, to_field, unpack, word
 from isthmus.privacy import SeededSource, epsilon_of
 from isthmus.privacy.skellam import gaussian_scale
 
@@ -183,14 +184,8 @@ def test_a_plan_keeps_its_promises() -> None:
         assert half / 2 <= ranked.clients * ranked.reach + 2 * 9 * law.std()
 
 
-def test_a_plan_is_text_and_back() -> None:
-    ranked = plan(peak=0.5)
-    text = ranked.to_json()
-    again = SecurePlan.from_json(text)
-    assert again == ranked and again.digest == ranked.digest != plan(peak=0.6).digest
-    for wrong in ("", "{}", "[1]", text.replace("peak", "pique"), text.replace('"version": 2', '"version": 1')):
-        with pytest.raises(InvalidInput, match="plan="):
-            SecurePlan.from_json(wrong)
+def test_a_digest_tells_plans_apart() -> None:
+    assert plan(peak=0.5).digest == plan(peak=0.5).digest != plan(peak=0.6).digest
 
 
 @pytest.mark.parametrize(

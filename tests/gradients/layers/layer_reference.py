@@ -11,7 +11,7 @@ from torch import nn
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.trial import look
-from isthmus.objectives.module import merged
+from isthmus.gradients.rows import total
 from isthmus.sketches import Coordinates, CountSketch, Kronecker
 from isthmus.sketches.public import SubspaceMap
 
@@ -74,7 +74,7 @@ def capture(module, loss, x, y, batch_dim=0, tried=False):
     seen = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), x.shape[batch_dim]):
         loss(layers.module(x), y).backward()
-    return layers, Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+    return layers, Stack([(name, total(pieces)) for name, pieces in seen.items()])
 
 
 def agrees_in_bfloat16(module, x, y):

@@ -13,7 +13,7 @@ from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Stack
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.layers.trial import look
-from isthmus.objectives.module import merged
+from isthmus.gradients.rows import total
 
 WORDS, LENGTH, N = 23, 7, 5
 COMMON = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -75,7 +75,7 @@ def _captured(layers: Layers, inputs: dict) -> Stack:
     seen = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), N):
         _loss(layers.module(**inputs), range(N)).backward()
-    return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+    return Stack([(name, total(pieces)) for name, pieces in seen.items()])
 
 
 def _truth(layers: Layers, model: nn.Module, inputs: dict) -> torch.Tensor:

@@ -16,7 +16,7 @@ from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Lazy, Outer, rounding
 from isthmus.gradients import rows as module
-from isthmus.gradients.rows import Lookup, Sum, total
+from isthmus.gradients.rows import Lookup, Sum, regrouped, total
 from isthmus.sketches import CountSketch, Kronecker
 
 DTYPES = [torch.float64, torch.float32]
@@ -52,7 +52,7 @@ def test_an_output_layer_tied_to_its_embedding(positions, bias, twice, dtype):
 
 def test_no_rows():
     for rows in (lookup(0), Sum([outer(0), lookup(0)])):
-        assert rows.norms().shape == (0,) and rows.dense().shape == (0, V * D) and rows.regrouped(places(0)).n == 0
+        assert rows.norms().shape == (0,) and rows.dense().shape == (0, V * D) and regrouped(rows, places(0)).n == 0
         assert torch.equal(rows.sum(), torch.zeros(V * D, dtype=torch.float64))
         assert Kronecker(3, 2).draw(Space.of({"table": (V, D)})).leaf("table", rows).dense().shape == (0, 6)
 
@@ -102,7 +102,7 @@ def matrix(rows):
 @pytest.mark.parametrize("one", KINDS, ids=lambda k: k.__name__)
 def test_any_two_kinds_add_up(one, two, dtype):
     first, second = one(dtype=dtype), two(dtype=dtype, seed=21)
-    rows, exact = first.plus([second]), matrix(first) + matrix(second)
+    rows, exact = total([first, second]), matrix(first) + matrix(second)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(rows.dense().double(), exact, **close)
     torch.testing.assert_close(rows.sum(c := draw(5, seed=9)).double(), c @ exact, **close)
@@ -116,7 +116,7 @@ def test_any_two_kinds_add_up(one, two, dtype):
 def test_what_sums_do():
     rows = Sum([outer(7, 1), lookup(7)])
     exact = matrix(rows)
-    assert [type(r) for r in rows.plus([rows]).pieces] == [type(r) for r in rows.pieces]
+    assert [type(r) for r in total([rows, rows]).pieces] == [type(r) for r in rows.pieces]
     out = torch.zeros(rows.d, dtype=torch.float64)
     assert rows.sum_to(torch.ones(7).double(), 1.0, out) is out
     torch.testing.assert_close(out, exact.sum(0))
@@ -193,7 +193,7 @@ def test_sparse_factors_and_unlike_shapes():
     sparse = Outer(sp.csr_array(np.eye(5, V * D)), torch.ones(5, 1, dtype=torch.float64))
     turned = Outer(draw(5, 2, V, seed=4), draw(5, 2, D, seed=5))
     for other in (sparse, turned):
-        rows = lookup().plus([other])
+        rows = total([lookup(), other])
         exact = matrix(lookup()) + other.dense()
         torch.testing.assert_close(rows.dense(), exact)
         torch.testing.assert_close(rows.norms(), torch.linalg.vector_norm(exact, dim=1), rtol=1e-10, atol=0)
