@@ -155,8 +155,6 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
         return norms.to(torch.float64)
     if x.dtype == torch.float64:
         return _wide_upper(x, ord, slack)
-    if ord == 2 and fused.can_sum(x.device, x.dtype):
-        return fused.norms(x) * slack
     if x.is_cuda:
         norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
         return norms * slack
