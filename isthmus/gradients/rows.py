@@ -641,7 +641,8 @@ class Outer(Rows):
             else:
                 upper = rounding.upper_norms(self.a, ord)
             if self.ones:
-                upper = rounding._with_one(upper, ord)
+                whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
+                upper = whole * (1 + 2.0**-50)
             self._known[ord] = upper.to(self.device)
         return self._known[ord]
 
