@@ -21,14 +21,12 @@ Declared by `@algorithm`, planner and estimators fill and run it like these.
 """
 
 from isthmus.algorithms.base import Budget, WidthRule, rounds_of
-from isthmus.algorithms.compressive import compressive_dp_sgd
-from isthmus.algorithms.coordinate import dp_cd, dp_skgd
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, mirror_descent, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw, dp_fw
+from isthmus.algorithms.inner_loops import dp_cd, dp_skgd, dp_svrg
+from isthmus.algorithms.narrow import compressive_dp_sgd, dp_subspace_gd, pdp_sgd, rpdp_sgd
 from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_mirror_descent, dp_sgd, priv_sgd
-from isthmus.algorithms.subspace import dp_subspace_gd, pdp_sgd, rpdp_sgd
 from isthmus.algorithms.suggest import Algorithm, algorithm
-from isthmus.algorithms.svrg import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)
 _NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)

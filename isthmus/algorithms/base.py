@@ -58,22 +58,14 @@ class WidthRule:
 
     def rule(self, constraint: ConvexSet, d: int, per_epoch: int) -> Callable[[int], int]:
         """t -> m_t for a set in R^d."""
-        width, every = self.width or _relative_width(constraint, d), 1
+        width, every = self.width, 1
+        if width is None:  # that of a set of the same shape and radius 1
+            size, remedy = constraint.diameter(d), "give a set of more than one point, which a width rule needs"
+            validate.check(size > 0, "constraint", constraint, remedy)
+            width = 2 * float(constraint.gaussian_width(d)) / size
         if self.per == "epoch":
             every = per_epoch
         return lambda t: narrow_dimension(d, width, self.beta(t // every), self.constant)
-
-
-def _relative_width(constraint: ConvexSet, d: int) -> float:
-    """w(C) over half the diameter of C: the width of a set of that shape and radius 1.
-
-    >>> from isthmus.sets import L2Ball
-    >>> abs(_relative_width(L2Ball(7.0), 400) - 20) < 0.02
-    True
-    """
-    size = constraint.diameter(d)
-    validate.check(size > 0, "constraint", constraint, "give a set of more than one point, which a width rule needs")
-    return 2 * float(constraint.gaussian_width(d)) / size
 
 
 SIMPLEX_ONLY = "for a simplex only: planned where it is asked for by name"
@@ -102,6 +94,23 @@ def _unless_bought(step: StepRule | str | None) -> StepRule | None:
         validate.one_of(("auto",), step=step)
         return None
     return step
+
+
+class _DescentOptions(TypedDict, total=False):
+    """What descents share; see `sgd`."""
+
+    step: StepRule | None
+    schedule: Schedule | None
+    output: str
+
+
+class _NarrowOptions(_DescentOptions, total=False):
+    """What those through maps share; see `comp_sgd`."""
+
+    m: Size | WidthRule | None
+    sketch: Family
+    tol: float
+    pick: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +282,8 @@ class Budget:
         def build(binding: Binding) -> Pipeline:
             sampler = self.sampler(binding, batch_size)
             rounds = rounds_of(binding, sampler, self.records(binding))
-            plan = self.plan(binding, [Charge("gradient", release.mechanism, rounds, sampler=sampler)])
-            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism("gradient"))])
+            plan = self.plan(binding, [Charge(release.name, release.mechanism, rounds, sampler=sampler)])
+            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism(release.name))])
             return self.pipeline(binding, plan, rounds, [stage], step, **slots)
 
         return build

@@ -15,38 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Required, Unpack
 
-from isthmus.algorithms import purchases
-from isthmus.algorithms.base import (
-    SIMPLEX_ONLY,
-    Budget,
-    Family,
-    PrivateSampler,
-    StepRule,
-    Stop,
-    WidthRule,
-    _BudgetOptions,
-    _Descent,
-    _diameter_of,
-    _mirror_of,
-    _step_rule,
-    _unless_bought,
-    rounds_of,
-)
-from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
+from isthmus.algorithms import base, purchases, suggest
+from isthmus.algorithms.base import SIMPLEX_ONLY, Budget, PrivateSampler, StepRule, Stop, rounds_of
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
-from isthmus.algorithms.suggest import (
-    AVERAGED,
-    Build,
-    Choice,
-    _plain_run,
-    _sampled_run,
-    _sketched,
-    _stepped,
-    algorithm,
-    full_run,
-    require,
-    walk,
-)
+from isthmus.algorithms.suggest import CONSTANTS, NUMBER, Build, Choice, Facts, algorithm, full_run, require, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Tail, Update
@@ -57,29 +29,22 @@ from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Adjacency, Charge, Clip, FixedSize, GroupClip
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Size, resolve
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, resolve
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
 
-class _PrivateOptions(_BudgetOptions, total=False):
+class _PrivateOptions(base._BudgetOptions, base._DescentOptions, total=False):
     """What private descents share; see `dp_sgd`."""
 
     clip: Required[float | AdaptiveClip]
-    step: StepRule | None
-    output: str
-    schedule: Schedule | None
     stop: Stop | None
     micro_batch: int
 
 
-class _NarrowPrivateOptions(_PrivateOptions, total=False):
-    """What those with maps share; see `dp_comp_minibatch`."""
+class _NarrowPrivateOptions(_PrivateOptions, base._NarrowOptions, total=False):
+    """What those through maps share; see `dp_comp_minibatch`."""
 
-    m: Size | WidthRule | None
-    sketch: Family
-    tol: float
-    pick: str
     clipped: str
     as_published: bool
 
@@ -172,7 +137,7 @@ def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_Priva
     'dp_mirror_descent'
     """
     options.setdefault("output", "average")
-    return _PrivateDescent(batch_size=batch_size, moves=_mirror_of, **options).build
+    return _PrivateDescent(batch_size=batch_size, moves=base._mirror_of, **options).build
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -191,7 +156,7 @@ def dp_gd(
     tau: float | None = None,
     schedule: Schedule | None = None,
     stop: Stop | None = None,
-    **budget: Unpack[_BudgetOptions],
+    **budget: Unpack[base._BudgetOptions],
 ) -> Build:
     """DP-GD: `dp_sgd` on all records every round.
 
@@ -209,32 +174,43 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    validate.one_of(_BOUGHT, scale=scale)
+    validate.one_of(("none", "columns", "moments", "shapes"), scale=scale)
     if tau is not None:
         validate.positive(tau=tau)
-    smooth, rule, buys = scale == "shapes", _unless_bought(step), list[SumPurchase]()
-    if smooth:
-        buys.append(Shapes(features or 0, functions, level))
-    elif scale != "none":
-        buys.append(Columns() if scale == "columns" else Moments())
-    if targets or smooth:
-        buys.append(TargetShape(clips=smooth))
-    if precondition:
-        validate.check(rule is None, "step", step, "leave it out: preconditioned steps have length 1")
-        buys.append(purchases.ShrunkStatistics() if smooth else Statistics())
-    elif rule is None and (step is not None or scale != "none"):
-        buys.append(Lambda(tau=tau))
+    rule = base._unless_bought(step)
+    validate.check(rule is None or not precondition, "step", step, "leave it out: preconditioned steps have length 1")
+    buys = _bought(scale, step, features or 0, functions, level, targets, precondition, tau)
     options: dict[str, Any] = {"momentum": momentum, "output": output, "schedule": schedule, "stop": stop}
-    return _PrivateDescent(clip=clip, step=rule, buys=tuple(buys), **options, **budget).build
+    return _PrivateDescent(clip=clip, step=rule, buys=buys, **options, **budget).build
 
 
-_Scales = dict[str, tuple[type[SumPurchase], ...]]
-_BOUGHT: _Scales = {"none": (), "columns": (Columns,), "moments": (Moments,), "shapes": (Shapes, TargetShape)}
-"""What the scales of `dp_gd` buy."""
+def _bought(
+    scale: str,
+    step: object = None,
+    features: int = 0,
+    functions: int = 6,
+    level: int = 6,
+    targets: bool = False,
+    precondition: bool = False,
+    tau: float | None = None,
+) -> tuple[SumPurchase, ...]:
+    """What `dp_gd` buys first, by its arguments."""
+    items, smooth = list[SumPurchase](), scale == "shapes"
+    if smooth:
+        items.append(Shapes(features, functions, level))
+    elif scale != "none":
+        items.append(Columns() if scale == "columns" else Moments())
+    if targets or smooth:
+        items.append(TargetShape(clips=smooth))
+    if precondition:
+        items.append(purchases.ShrunkStatistics() if smooth else Statistics())
+    elif step == "auto" or (step is None and scale != "none"):
+        items.append(Lambda(tau=tau))
+    return tuple(items)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PrivateDescent(_Descent):
+class _PrivateDescent(base._Descent):
     """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
 
     as_published sketch the whole sum as papers 001 and 000 print it
@@ -322,7 +298,7 @@ class _PrivateDescent(_Descent):
     def _step(self, binding: Binding, release: Release, sampler: PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
-            return _step_rule(self.step, self.schedule)
+            return base._step_rule(self.step, self.schedule)
         if self.buys:
             return lambda t: 1.0
         n, clip, bound = self.budget.records(binding), release.clipped, release.clipped.init()
@@ -332,7 +308,7 @@ class _PrivateDescent(_Descent):
             if self.clipped == "before":
                 gain = math.sqrt(binding.d / m)
         noise = release.mechanism.number * clip.total(bound) * gain / sampler.divisor(n)
-        return Rule(_diameter_of(binding) / math.hypot(bound, math.sqrt(m) * noise), power=0.5)
+        return Rule(base._diameter_of(binding) / math.hypot(bound, math.sqrt(m) * noise), power=0.5)
 
     def clipping(self, sampler: PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
         """The clip as its type; that of micro-batches depends on what the sampler looks at."""
@@ -366,7 +342,7 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
 )
 def _suggest_batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
-    return _stepped(_sampled_run(facts, facts.the_clip, facts.parameters), {})
+    return suggest._stepped(suggest._sampled_run(facts, facts.the_clip, facts.parameters), {})
 
 
 @dp_comp_minibatch.suggest_arguments(
@@ -376,8 +352,8 @@ def _suggest_batches(facts: Facts) -> Choice:
 )
 def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
-    run = _sampled_run(facts, facts.the_clip, facts.narrow_size)
-    return _sketched(run, "m")
+    run = suggest._sampled_run(facts, facts.the_clip, facts.narrow_size)
+    return suggest._sketched(run, "m")
 
 
 @priv_sgd.suggest_arguments(
@@ -387,7 +363,7 @@ def _sketched_batches(facts: Facts) -> Choice:
 def _sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
     run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
-    return _sketched(run, "m")
+    return suggest._sketched(run, "m")
 
 
 # ---------------------------------------------------------------- what `dp_gd` buys first, by public facts
@@ -400,57 +376,63 @@ def _sketched_sums(facts: Facts) -> Choice:
 )
 def _plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
-    return _stepped(_plain_run(facts, facts.parameters), {})
+    return suggest._stepped(suggest._plain_run(facts, facts.parameters), {})
 
 
 def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
     """A scale is bought, then the step or, where it is to be solved, X'X."""
     _check(facts, scale, solved)
-    clip, smooth, columns, copied, bought = facts.the_clip, scale == "shapes", facts.d, 0, list(_BOUGHT[scale])
-    arguments: dict[str, object] = {"clip": clip, "scale": scale}
+    clip, smooth, columns, copied, gram = facts.the_clip, scale == "shapes", facts.d, 0, 0.0
+    numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
+    bought: dict[str, Any] = {"scale": scale}
     if smooth:
         columns, functions = facts.smooth_features, 1 if facts.features == "linear" else CONSTANTS.functions
-        arguments |= {"features": columns, "functions": functions, "level": facts.shapes_level}
+        level = 2 + sum(facts.shapes >= enough for enough in CONSTANTS.shapes_levels)  # the finest that stands out
+        bought |= {"features": columns, "functions": functions, "level": level}
         copied = NUMBER * facts.n * columns
     elif scale != "columns" and facts.of_loss.equivariant and not facts.sparse and facts.free:
-        arguments["targets"] = True  # the scale does not bring their distribution
-        bought.append(TargetShape)
+        bought["targets"] = True  # the scale does not bring their distribution
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     if solved:
-        bought.append(Statistics)
-        left = 1 - math.fsum(item.share for item in bought)
-        run = full_run(facts, clip, dims, 100 if smooth else 50, left, len(bought))
+        bought["precondition"] = True
+    elif facts.step is None:
+        bought |= {"step": "auto", "tau": facts.tau}
+    else:
+        bought["step"] = facts.step
+    items = _bought(**bought)
+    looks, left = len(items), 1 - math.fsum(item.share for item in items)
+    if solved:
+        run = full_run(facts, clip, dims, 100 if smooth else 50, left, looks)
         # standardised rows of norm 1 have X'X / n near I / (d + 1); the last half of the points is averaged,
         # but steps along smooth features average by themselves
         inverse = dims / (facts.of_loss.usual_curvature or facts.smooth)
-        arguments |= {"precondition": True, "output": "last" if smooth else "average"}
         return run.choice(
-            arguments,
+            {"clip": clip, **bought, "output": "last" if smooth else "average"},
             margin_noise=inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2)),
             seconds=facts.seconds(run.rounds, None, dims, facts.gram_seconds),
             memory=facts.memory(None, extra=3 * NUMBER * columns**2 + copied),
         )
-    looks, left, gram = len(bought), 1 - math.fsum(item.share for item in bought), 0.0
-    if facts.step is None:
-        left -= Lambda.share
-        looks += 60  # of Lanczos, where the Gram matrix is too large
-        if min(facts.n, facts.d) <= GRAM_LIMIT:
-            looks, gram = len(bought) + 1, facts.gram_seconds
-            copied += NUMBER * min(facts.n, columns) ** 2
-    run = full_run(facts, clip, dims, _rounds(facts, scale), left, looks)
+    if facts.step is None and min(facts.n, facts.d) <= GRAM_LIMIT:
+        gram = facts.gram_seconds
+        copied += NUMBER * min(facts.n, columns) ** 2
+    elif facts.step is None:
+        looks += 59  # of Lanczos, where the Gram matrix is too large
+    rounds = 200
+    if scale == "none" and (facts.public is None or facts.sparse):  # else rows were scaled by public moments
+        rounds = 400
+    elif scale != "none" and facts.wide:
+        rounds = min(max(round(facts.tau * facts.b / (100 * clip)), 100), 400)
+    run = full_run(facts, clip, dims, rounds, left, looks)
     if facts.step is not None:
         margin = walk(run, facts.step)
-        arguments["step"] = facts.step
     else:
         # the longest stable step is d times 1.8 / h at most, as the spectrum allows; or what tau allows
         margin = min(walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / left))
-        arguments |= {"step": "auto", "tau": facts.tau}
-    numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
-    output, noise = "last", AVERAGED["last"]
+    output, noise = "last", suggest.AVERAGED["last"]
     if numbers and not facts.sparse and (scale != "none" or facts.public is not None):
-        output, noise = "average", AVERAGED["tail"]
+        output, noise = "average", suggest.AVERAGED["tail"]
     return run.choice(
-        {**arguments, "output": output},
+        {"clip": clip, **bought, "output": output},
         margin_noise=margin * noise,
         seconds=facts.seconds(run.rounds + looks, None, dims, gram),
         memory=facts.memory(None, extra=copied),
@@ -477,7 +459,8 @@ def _unsolvable(facts: Facts, scale: str) -> str:
     """Why X'X is not bought, where it is not."""
     columns, least = facts.d, CONSTANTS.statistics_b * facts.d**2
     if scale == "shapes":
-        columns, least = facts.smooth_features, facts.smooth_statistics
+        columns, (of_columns, of_features) = facts.smooth_features, CONSTANTS.shapes_statistics_b
+        least = max(of_columns * facts.d**2, of_features * columns**2)  # words have little of X'X each
     if not facts.free:
         return "preconditioned steps have no proximal map: leave out the set and the penalty"
     if facts.of_loss.curvature is None or facts.outputs > 1:
@@ -487,15 +470,6 @@ def _unsolvable(facts: Facts, scale: str) -> str:
     if facts.b < least:
         return f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}"
     return ""
-
-
-def _rounds(facts: Facts, scale: str) -> int:
-    """T of the bought step."""
-    if scale == "none" and (facts.public is None or facts.sparse):  # else rows were scaled by public moments
-        return 400
-    if scale != "none" and facts.wide:
-        return min(max(round(facts.tau * facts.b / (100 * facts.the_clip)), 100), 400)
-    return 200
 
 
 _MEASURED = {

@@ -1,7 +1,7 @@
 """A start that is fitted to labelled public rows, and private steps from there that are as long as they pay.
 
 After everything is bought the public rows are seen through the same maps, and the same loss is fitted to them (see
-`_fit_public`).  Private steps start there.  How far they may go follows from public figures: along a direction
+`_PublicFit`).  Private steps start there.  How far they may go follows from public figures: along a direction
 of curvature h, the start is off by about s_0 (its own sampling error), T steps of length f eta leave the share
 exp(-2 f h eta T) of it and add noise, and f minimises
 
@@ -58,78 +58,34 @@ _MAX_VARIANCE = 50.0
 """Times the variance of held-out margins."""
 
 
-@dataclass(frozen=True, eq=False)
-class _PublicFit:
-    """The fit, and the public figures that tell how far it may be from the answer.
-
-    w          the point, flat: one block of columns an output
-    strength   lambda
-    slopes     mean square of the slopes of one output on rows held out of the fit
-    curvature  mean second derivative of the loss in one of their margins
-    energies   eigenvalues of the rows' second moments X'X / m that are not 0
-    least      the least that the variance of a coefficient is thought to be, whatever so few rows say
-    most       the most that a sober mind would think it to be
-    """
-
-    w: Tensor
-    strength: float
-    slopes: float
-    curvature: float
-    energies: Tensor
-    least: float
-    most: float
-
-    def variance(self, energies: Tensor, rows: int, sober: bool = False) -> Tensor:
-        """Of the error of w along directions of these energies: (v / h) / (m h e + lambda), v the slopes' square.
-
-        v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
-        times `_LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
-        believe in margins far longer than those of held-out rows.
-        """
-        h = max(self.curvature, _NEVER)
-        unit = self.slopes / h
-        believed = min(self.strength, unit / max(self.least, _NEVER))
-        if sober:
-            believed = max(believed, unit / max(self.most, _NEVER))
-        else:
-            believed /= _LARGER
-        return unit / (rows * h * energies + believed)
-
-
-def _fit_public(objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> _PublicFit:
-    """The ridge fit of an objective that is public, all of it.
-
-    weights  what the losses of its rows are multiplied by
-    towards  the point that coefficients are shrunk towards
-
-    >>> from isthmus.objectives import LeastSquares
-    >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
-    >>> fit = _fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
-    >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
-    [1.0, -1.0, 0.5, 0.0]
-    """
-    rows = _Reduced(objective, weights, towards)
-    strength, margins = _path(rows)
-    labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
-    return _PublicFit(
-        w=rows.lifted(rows.fit(strength)),
-        strength=strength,
-        slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
-        curvature=max(rows.curvature(margins), _FLAT * bound / rows.outputs),
-        energies=rows.energies,
-        least=max(_MIN_VARIANCE * rows.spread(), UNSEEN[labels]) / rows.energy,
-        most=_MAX_VARIANCE * float(margins.var(0, correction=0).mean()) / rows.energy,
-    )
-
-
 _Some = slice | np.ndarray
 """Which rows are meant."""
 
 
-class _Reduced:
-    """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
+class _PublicFit:
+    """The ridge fit of an objective that is public, all of it, and figures that tell how far it may be from the answer.
 
-    def __init__(self, objective: LinearModel, weights: Tensor | None, towards: Tensor | None) -> None:
+    Rows are seen in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b.
+
+    w         the point, flat: one block of columns an output
+    strength  lambda
+    v         mean square of the slopes of one output on rows held out of the fit
+    h         mean second derivative of the loss in one of their margins
+    energies  eigenvalues of the rows' second moments X'X / m that are not 0
+    least     the least that the variance of a coefficient is thought to be, whatever so few rows say
+    most      the most that a sober mind would think it to be
+
+    weights   what the losses of its rows are multiplied by
+    towards   the point that coefficients are shrunk towards
+
+    >>> from isthmus.objectives import LeastSquares
+    >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
+    >>> fit = _PublicFit(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
+    >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
+    [1.0, -1.0, 0.5, 0.0]
+    """
+
+    def __init__(self, objective: LinearModel, weights: Tensor | None = None, towards: Tensor | None = None) -> None:
         view = Scaled.of(objective.X)
         Z: Any = view.dense() if not view.sparse or bool(view.B[:, : len(view.weight)].any()) else view.plain()
         n, d = Z.shape
@@ -148,6 +104,32 @@ class _Reduced:
         self.n, self.outputs = n, int(objective.space.d // d)
         self.energy = max(float(self.energies.sum()), _NEVER)  # the mean squared length of a row
         self.offset = matmul(Z, self.first.view(-1, d).T.contiguous())
+        self.strength, margins = self.path()
+        self.w = self.first + (self.lift @ self.fit(self.strength)).T.reshape(-1)
+        labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
+        self.v = max(float(self.slopes(margins).square().mean()), UNSEEN[labels] / 100)
+        self.h = max(self.curvature(margins), _FLAT * bound / self.outputs)
+        zero = torch.zeros_like(self.offset)
+        # what margins would vary by if they explained all of the targets: var(slope) / curvature^2 at w = 0
+        spread = float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), _NEVER) ** 2
+        self.least = max(_MIN_VARIANCE * spread, UNSEEN[labels]) / self.energy
+        self.most = _MAX_VARIANCE * float(margins.var(0, correction=0).mean()) / self.energy
+
+    def variance(self, energies: Tensor, rows: int, sober: bool = False) -> Tensor:
+        """Of the error of w along directions of these energies: (v / h) / (m h e + lambda).
+
+        v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
+        times `_LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
+        believe in margins far longer than those of held-out rows.
+        """
+        h = max(self.h, _NEVER)
+        unit = self.v / h
+        believed = min(self.strength, unit / max(self.least, _NEVER))
+        if sober:
+            believed = max(believed, unit / max(self.most, _NEVER))
+        else:
+            believed /= _LARGER
+        return unit / (rows * h * energies + believed)
 
     def losses(self, z: Tensor, index: _Some = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
@@ -164,11 +146,6 @@ class _Reduced:
         signs = torch.from_numpy(np.random.default_rng(0).choice([-0.5, 0.5], tuple(z.shape)))
         rise = self.slopes(z + signs) - self.slopes(z - signs)
         return float((rise * 2 * signs).mean())
-
-    def spread(self) -> float:
-        """What margins would vary by if they explained all of the targets: var(slope) / curvature^2 at w = 0."""
-        zero = torch.zeros_like(self.offset)
-        return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), _NEVER) ** 2
 
     def fit(
         self, strength: float, index: _Some = slice(None), start: Tensor | None = None, precise: float = 1e-9
@@ -189,9 +166,26 @@ class _Reduced:
         minimum = scipy_minimize(value, start.numpy().reshape(-1), jac=True, method="L-BFGS-B", options=options)
         return torch.from_numpy(minimum.x).view(shape)
 
-    def lifted(self, point: Tensor) -> Tensor:
-        """The point of R^d, flat: one block of columns an output."""
-        return self.first + (self.lift @ point).T.reshape(-1)
+    def path(self) -> tuple[float, Tensor]:
+        """The strength with the least loss on rows held out of the fit, and their margins; from the strongest one on.
+
+        The path ends where the loss has risen twice: weaker ones fit ever more noise, and take ever longer.
+        """
+        folds = np.random.default_rng(0).permutation(self.n) % min(_FOLDS, self.n)  # rows may be sorted
+        parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
+        points: list[Tensor | None] = [None] * len(parts)
+        least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
+        for strength in (multiple * self.energy for multiple in _STRENGTHS):
+            z = torch.zeros(self.n, self.outputs, dtype=torch.float64)
+            for k, (inside, outside) in enumerate(parts):
+                point = self.fit(strength, outside, points[k], _CROSS)  # from the last one, which was shrunk more
+                points[k], z[inside] = point, self.R[inside] @ point
+            loss = float(self.losses(z).mean())
+            if loss < least or not best[0]:
+                least, best, risen = loss, (strength, z), 0
+            elif (risen := risen + 1) == 2:
+                break
+        return best
 
     def _paired(self, z: Tensor, index: _Some) -> tuple[Tensor, Tensor]:
         """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
@@ -199,28 +193,6 @@ class _Reduced:
         if y.is_floating_point():
             return z[:, 0], y.double()
         return z, y
-
-
-def _path(rows: _Reduced) -> tuple[float, Tensor]:
-    """The strength with the least loss on rows held out of the fit, and their margins; from the strongest one on.
-
-    The path ends where the loss has risen twice: weaker ones fit ever more noise, and take ever longer.
-    """
-    folds = np.random.default_rng(0).permutation(rows.n) % min(_FOLDS, rows.n)  # rows may be sorted
-    parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
-    points: list[Tensor | None] = [None] * len(parts)
-    least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
-    for strength in (multiple * rows.energy for multiple in _STRENGTHS):
-        z = torch.zeros(rows.n, rows.outputs, dtype=torch.float64)
-        for k, (inside, outside) in enumerate(parts):
-            point = rows.fit(strength, outside, points[k], _CROSS)  # from the last one, which was shrunk more
-            points[k], z[inside] = point, rows.R[inside] @ point
-        loss = float(rows.losses(z).mean())
-        if loss < least or not best[0]:
-            least, best, risen = loss, (strength, z), 0
-        elif (risen := risen + 1) == 2:
-            break
-    return best
 
 
 def _product(Z: Any) -> Tensor:
@@ -251,31 +223,27 @@ _SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
 
-@dataclass(frozen=True)
-class _Walk:
-    """The public numbers of a run: rounds, clip, noise s.d. in a number of the mean gradient over the clip, steps."""
-
-    rounds: int
-    clip: float
-    noise: float
-    step: StepSize
-
-
 @dataclass(frozen=True, eq=False)
 class _PublicStart(Purchase):
     """Labelled public rows, in the columns of the problem before anything is bought: a `Purchase` without a look.
 
+    rounds, clip, step  of the run
+    noise               s.d. in a number of the mean gradient, over the clip
+
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
-    >>> loud = _Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
-    >>> begun = _PublicStart(X, y, loud).apply(Purchased(LeastSquares(X, y)), None)
+    >>> loud = _PublicStart(X, y, rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
+    >>> begun = loud.apply(Purchased(LeastSquares(X, y)), None)
     >>> [round(v, 2) for v in begun.start.tolist()], begun.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
 
     rows: object
     targets: object
-    walk: _Walk
+    rounds: int
+    clip: float
+    noise: float
+    step: StepSize
     constraint: ConvexSet | None = None
     weights: Tensor | None = None
     name: str = "public start"
@@ -295,17 +263,17 @@ class _PublicStart(Purchase):
         if prepared.centre is not None:
             shift, width = prepared.centre
             public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
-        prior, step = _prior(prepared), prepared.step or self.walk.step
-        fit = _fit_public(public, self.weights, prior)
+        prior, step = _prior(prepared), prepared.step or self.step
+        fit = _PublicFit(public, self.weights, prior)
         first = fit.w
         if self.constraint is not None:
             first = self.constraint.project(first)
-        noise = self.walk.noise * (prepared.clip or self.walk.clip)
+        noise = self.noise * (prepared.clip or self.clip)
         if isinstance(prepared.update, Preconditioned):
-            return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.walk.rounds))
-        factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
+            return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.rounds))
+        factor = min(1.0, _factor(fit, public, step, self.rounds, noise))
         if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
-            longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
+            longer = max(1.0, _factor(fit, public, step, self.rounds, noise, sober=True))
             towards = torch.zeros_like(first) if prior is None else prior
             first = towards + (first - towards) / longer
         start = first.to(prepared.objective.dtype)
@@ -327,9 +295,11 @@ def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | No
         pipe = recipe.bind(binding)
         stage, release = pipe.stages[-1], pipe.stages[-1].releases[0]
         n = binding.n if pipe.promise is None else pipe.promise.records
+        clip = float(release.clipped.total(release.clipped.init()))
         noise = release.mechanism.number / stage.sampler.divisor(n)
-        walk = _Walk(pipe.rounds or 1, float(release.clipped.total(release.clipped.init())), noise, pipe.step)
-        return replace(pipe, before=[*pipe.before, _PublicStart(rows, targets, walk, binding.constraint, weights)])
+        run = (pipe.rounds or 1, clip, noise, pipe.step)
+        start = _PublicStart(rows, targets, *run, constraint=binding.constraint, weights=weights)
+        return replace(pipe, before=[*pipe.before, start])
 
     return Recipe(recipe.name, build, recipe.arguments)
 
@@ -351,7 +321,7 @@ def _factor(
     # one more direction stands for all that the rows do not see: there are so many of it
     counts = pad(torch.ones_like(observed), (0, 1), value=columns - len(observed))
     observed, energies = pad(observed, (0, 1)), pad(energies, (0, 1), value=whole)
-    h, f = fit.curvature * energies, _WANTED[:, None]
+    h, f = fit.h * energies, _WANTED[:, None]
     passed = (2 * f * _SLOWER * h * total).clamp(min=1e-12)
     remaining = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed

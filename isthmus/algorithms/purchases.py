@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias, overload
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import _usual_tau
+from isthmus.algorithms.suggest import Build, _usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import View, is_sparse
 from isthmus.base.space import Space
@@ -60,7 +61,6 @@ _USUAL = 0.1
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all records have."""
 
-_Build: TypeAlias = Callable[[Binding], Pipeline]
 _CAPACITY = 1 << 27
 """Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
@@ -88,8 +88,8 @@ class SumPurchase(ABC):
     """Whether it is a sum over records: else it looks at all of them together."""
 
     def check(self, objective: LinearModel) -> None:
-        """Refuse what it cannot be bought for, before anything is: more than `_CAPACITY` records."""
-        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
+        """Refuse what it cannot be bought for, before anything is."""
+        return
 
     @abstractmethod
     def rows(self, objective: LinearModel) -> Rows | Query:
@@ -145,7 +145,6 @@ class Ranges(_Histogram):
 
     def check(self, objective: LinearModel) -> None:
         """Dense data."""
-        super().check(objective)
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
@@ -251,7 +250,6 @@ class Moments(SumPurchase):
 
     def check(self, objective: LinearModel) -> None:
         """Dense data, or at most `SMALL` columns: a centred sparse row is a long one."""
-        super().check(objective)
         d, sparse = objective.X.shape[1], Scaled.of(objective.X).sparse
         few = d <= SMALL or not sparse
         validate.check(few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"')
@@ -310,7 +308,6 @@ class Statistics(SumPurchase):
 
     def check(self, objective: LinearModel) -> None:
         """One smooth output and few columns."""
-        super().check(objective)
         d = objective.X.shape[1]
         validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
         smooth = objective.curvature is not None and objective.space.d == d
@@ -475,7 +472,6 @@ class Shapes(_Histogram):
 
     def check(self, objective: LinearModel) -> None:
         """Dense data."""
-        super().check(objective)
         dense = not Scaled.of(objective.X).sparse
         validate.check(dense, "scale", "shapes", 'use "columns" for CSR rows: their zeros would be filled')
 
@@ -546,7 +542,10 @@ class ShrunkStatistics(Statistics):
         ones = torch.zeros(d, dtype=torch.float64)
         first = ones if prepared.start is None else prepared.start
         z = first[-1] * view.bias
-        curvature = self._curvature(loss, z)
+        curvature = loss.curvature or 1.0  # the second derivative at margins that a fitted model has
+        if loss.labelled():
+            ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
+            curvature = 0.8 * max(float(ends[1] - ends[0]), 0.05)
         values, vectors = torch.linalg.eigh(curvature * gram)
         values, usual = values.clamp(min=0), self.usual(prepared)
         # the square of what noise adds to a coordinate of the sum of gradients in the end: the rounds', the matrix'
@@ -563,13 +562,6 @@ class ShrunkStatistics(Statistics):
         # 2 / 3 for a while, then 2 / (t + 3): what preconditioned steps find is averaged, late ones more
         hold = terms.rounds // 2 * loss.labelled()
         return replace(prepared, start=start, update=update, step=lambda t: 2.0 / (max(t - hold, 0) + 3))
-
-    def _curvature(self, loss: LinearModel, z: Tensor) -> float:
-        """The second derivative at margins that a fitted model has, where the first point has margins z."""
-        if not loss.labelled():
-            return loss.curvature or 1.0
-        ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
-        return 0.8 * max(float(ends[1] - ends[0]), 0.05)
 
     def usual(self, prepared: Purchased) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
@@ -645,9 +637,11 @@ class _Paid(Purchase):
         return self.item.name
 
     def check(self, objective: object) -> None:
-        """Refuse what it cannot be bought for."""
-        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
-        self.item.check(linear_model(objective))
+        """Refuse what it cannot be bought for: more than `_CAPACITY` records, by what is public of them or in fact."""
+        problem = linear_model(objective)
+        n = max(self.terms.n, problem.n)
+        validate.at_most(_CAPACITY, "what these sums are proven for: use a part of the records", n=n)
+        self.item.check(problem)
 
     def stage(self, objective: object) -> tuple[Stage, Space]:
         """One look at all records: their clipped sum, not divided by anything."""
@@ -702,11 +696,10 @@ def _paid(plan: PrivacyPlan, items: Sequence[SumPurchase], terms: Terms) -> list
     return [_Paid(item, plan.mechanism(item.name), terms) for item in items]
 
 
-@overload
-def buying(recipe: Recipe, items: Sequence[SumPurchase], copy: bool = False) -> Recipe: ...
-@overload
-def buying(recipe: _Build, items: Sequence[SumPurchase], copy: bool = False) -> _Build: ...
-def buying(recipe: Recipe | _Build, items: Sequence[SumPurchase], copy: bool = False) -> Recipe | _Build:
+_Recipe = TypeVar("_Recipe", Recipe, Build)
+
+
+def buying(recipe: _Recipe, items: Sequence[SumPurchase], copy: bool = False) -> _Recipe:
     """A private recipe, or what builds one's pipeline, that first buys `items` from the same budget.
 
     Its own purchases come after them.
@@ -723,19 +716,20 @@ def buying(recipe: Recipe | _Build, items: Sequence[SumPurchase], copy: bool = F
         return buying(Recipe("recipe", recipe), items, copy).build
     if not items:
         return recipe
+    return Recipe(recipe.name, partial(_with_purchases, recipe, items, copy), recipe.arguments)
 
-    def build(binding: Binding) -> Pipeline:
-        charges = tuple(Charge(item.name, share=item.share) for item in items)
-        pipe = recipe.bind(replace(binding, before=charges + binding.before))
-        plan, n = None, 1
-        if pipe.promise is not None:
-            plan, n = pipe.promise.plan, pipe.promise.records
-        if plan is None or not {item.name for item in items} <= {charge.name for charge in plan.items}:
-            remedy = "only a private recipe that splits its budget by `algorithms.Budget.plan` can buy something first"
-            validate.refuse("recipe", recipe.name, f"declare what would be bought: {remedy}")
-        before = [*_paid(plan, items, Terms(n, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
-        if copy:
-            before.append(_Copied())
-        return replace(pipe, before=before)
 
-    return Recipe(recipe.name, build, recipe.arguments)
+def _with_purchases(recipe: Recipe, items: Sequence[SumPurchase], copy: bool, binding: Binding) -> Pipeline:
+    """The pipeline of a recipe whose budget is charged for the items too."""
+    charges = tuple(Charge(item.name, share=item.share) for item in items)
+    pipe = recipe.bind(replace(binding, before=charges + binding.before))
+    plan, n = None, 1
+    if pipe.promise is not None:
+        plan, n = pipe.promise.plan, pipe.promise.records
+    if plan is None or not {item.name for item in items} <= {charge.name for charge in plan.items}:
+        remedy = "only a private recipe that splits its budget by `algorithms.Budget.plan` can buy something first"
+        validate.refuse("recipe", recipe.name, f"declare what would be bought: {remedy}")
+    before = [*_paid(plan, items, Terms(n, pipe.rounds or 1, 1.0, plan.mu)), *pipe.before]
+    if copy:
+        before.append(_Copied())
+    return replace(pipe, before=before)

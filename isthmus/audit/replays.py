@@ -37,7 +37,6 @@ from typing import Any, TypeVar
 import numpy as np
 import scipy.sparse as sp
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus.base import randomness, secret, storage, validate
@@ -519,7 +518,10 @@ def _opened(item: object) -> tuple[object, _Parts]:
     if isinstance(item, _PLAIN):
         return item, []
     if isinstance(item, Tensor):
-        return _array(item), []
+        numbers = item.detach().cpu().to_dense()
+        if numbers.dtype is torch.bfloat16:  # which numpy does not have
+            numbers = numbers.to(torch.float64)
+        return numbers.numpy().copy(), []
     if isinstance(item, np.ndarray):
         if item.dtype == object:
             return f"array of {item.shape}", [(f"[{i}]", part) for i, part in enumerate(item.reshape(-1).tolist())]
@@ -550,25 +552,14 @@ def _opened(item: object) -> tuple[object, _Parts]:
 def _text(text: str) -> tuple[str, _Parts]:
     """A text, its moments of today left out: they tick between one training and the next; JSON in it is read."""
     if text[:1] in "{[":
-        try:
+        with contextlib.suppress(ValueError):
             return "JSON", [("", json.loads(text))]
-        except ValueError:
-            pass
     return _MOMENT.sub("(a moment ago)", text), []
 
 
 def _digest(data: bytes) -> str:
     """A short name for many bytes."""
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _array(x: Tensor) -> NDArray[Any]:
-    x = x.detach().cpu()
-    if x.layout is not torch.strided:
-        x = x.to_dense()
-    if x.dtype is torch.bfloat16:  # which numpy does not have
-        x = x.to(torch.float64)
-    return x.numpy().copy()
 
 
 def _contents(name: str, data: bytes) -> Iterator[tuple[str, object]]:
@@ -628,6 +619,4 @@ def _told(path: str, ours: Facts, theirs: Facts) -> str:
 
 def _short(value: object) -> str:
     text = repr(value)
-    if len(text) > _LONG:
-        text = f"{text[:_LONG]}..."
-    return text
+    return text[:_LONG] + "..." * (len(text) > _LONG)

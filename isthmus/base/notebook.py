@@ -1,4 +1,4 @@
-"""What notebooks show: small pieces of HTML, and progress bars, which work on a terminal too.
+"""What notebooks show: small pieces of HTML, figures of a budget, and progress bars, which work on a terminal too.
 
 All text is escaped, there are no scripts, and colours are the page's own: text keeps the colour of the page and lines
 are half-transparent, so that a card reads in light and in dark notebooks.
@@ -13,9 +13,10 @@ True
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -26,6 +27,31 @@ _CELL = f"text-align:left;vertical-align:top;padding:.2em .9em .2em 0;border-bot
 _TABLE = "border-collapse:collapse;margin:.4em 0"
 
 _TONES = {"good": "#2e8b57", "weak": "#c77700", "bad": "#c62828", "plain": "rgba(128,128,128,.8)"}
+
+
+def rounded_up(value: float) -> str:
+    """Four digits, never below the value: as statements and reports print an epsilon.
+
+    >>> rounded_up(0.91761), rounded_up(math.inf)
+    ('0.9177', 'inf')
+    """
+    return _rounded(value, math.ceil)
+
+
+def rounded_down(value: float) -> str:
+    """Four digits, never above the value: what is left of a budget.
+
+    >>> rounded_down(1.11029), rounded_down(0.0)
+    ('1.11', '0')
+    """
+    return _rounded(value, lambda units: math.floor(units + 1e-9))
+
+
+def _rounded(value: float, whole: Callable[[float], int]) -> str:
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
+    return f"{whole(value / unit) * unit:.4g}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -75,15 +101,10 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as
     from tqdm.auto import tqdm
 
 
-def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, whose output is no terminal and shows bars all the same."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and "IPKernelApp" in shell.config
-
-
 def bar(total: int, visible: bool | None = None, **options: Any) -> Any:
     """A tqdm bar; `visible=None` shows it on a terminal and in a notebook, and nowhere else."""
-    disable = None  # tqdm then shows it on a terminal alone
-    if visible is not None or _in_notebook():
+    disable, shell = None, getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = shell is not None and "IPKernelApp" in shell.config  # no terminal, and shows bars all the same
+    if visible is not None or in_notebook:  # else tqdm shows it on a terminal alone
         disable = visible is False
     return tqdm(total=total, disable=disable, **options)

@@ -319,7 +319,7 @@ def _options_of(
 def _finish(screen: Out, outcome: Outcome) -> None:
     """Say what came out of a run."""
     record = outcome.record
-    model, rounded_up = record.model, _late("report.record").rounded_up
+    model, rounded_up = record.model, _late("base.notebook").rounded_up
     lines = [f"run        {outcome.folder}"]
     lines += [f"model      {model['algorithm']}, {model['rounds']} rounds, {model['seconds'] or 0:.1f} s"]
     if record.privacy is not None and record.private:
@@ -515,19 +515,16 @@ def budget(screen: Out, file: str, epsilon: float | None, delta: float | None, *
         ledger = _late("runs.budget").open_shared(file)
     else:
         ledger = _late("privacy").Ledger.open(file, budget=(epsilon, delta), **public)
-    record, limit = _late("report.record"), ledger.budget
+    show, limit = _late("base.notebook"), ledger.budget
     spent, runs = ledger.spent(), _late("runs.budget").spenders(ledger)
     data = {"file": str(file), "dataset": ledger.dataset, "epsilon": limit[0], "delta": limit[1]}
     data |= {"adjacency": ledger.adjacency.value, "spent": spent, "left": ledger.remaining(), "seeded": ledger.seeded}
     data["runs"] = runs
     lines = [
         f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
-        f"spent    {record.rounded_up(spent)}",
-        f"left     {record.rounded_down(data['left'])}",
-        *(
-            f"  {run['label']:24} epsilon {record.rounded_up(run['epsilon'])} alone, {run['began'][:19]}"
-            for run in runs
-        ),
+        f"spent    {show.rounded_up(spent)}",
+        f"left     {show.rounded_down(data['left'])}",
+        *(f"  {run['label']:24} epsilon {show.rounded_up(run['epsilon'])} alone, {run['began'][:19]}" for run in runs),
     ]
     if ledger.seeded:
         lines.append("NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,8 +45,8 @@ from isthmus.gradients.layers.trial import LoopRecorder, look
 from isthmus.gradients.rows import Rows, Stack, compact, regrouped, total
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, unused
-from isthmus.privacy.clips import SPAN, ClippedSum, Rounding, part_of_error
-from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.clips import SPAN, Rounding, part_of_error
+from isthmus.privacy.ledger import RunLedger
 from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Sketch, without_memo
 from isthmus.sketches.compose import IdentityMap
@@ -89,10 +88,6 @@ _COMPILED = (
 _OTHER_SIZE = (
     "the module was given {given} examples where the private loader handed out {size}: pass whole batches of the "
     "loader through it, and call module.eval() for other data"
-)
-_LATE = (
-    "a gradient of leaf {name!r} arrived after the leaf was summed: with per-layer clipping a batch goes through the "
-    'module and back once (call backward() once, on the whole loss), or use clipping="flat"'
 )
 _UNUSED = (
     "a batch was drawn, and no step was taken with it: whether a step is taken must not depend on the data; call "
@@ -188,18 +183,13 @@ class _BackwardAccumulator:
     """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
 
     A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only
-    codes are kept; where leaves are clipped by themselves a leaf is summed as soon as its last use has spoken, and
-    nothing is kept.
+    codes are kept.
 
     fast   whether rows are what the device computes, or sums of exact products
-    uses   how often each leaf was used in the passes of the batch
-    scale  what rows are multiplied by before they are clipped, and how exactly they are added up
     """
 
-    def __init__(
-        self, stage: Stage, fast: bool, uses: Counter[str], scale: Callable[[], tuple[float, Rounding]]
-    ) -> None:
-        self.stage, self.fast, self.uses, self.scale = stage, fast, uses, scale
+    def __init__(self, stage: Stage, fast: bool) -> None:
+        self.stage, self.fast = stage, fast
         self.watched: str | None = ""
         """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
         self.clear()
@@ -207,14 +197,12 @@ class _BackwardAccumulator:
     def begin(self, round: Round) -> None:
         """A round has been opened: its maps say what is kept of the rows."""
         self.round = round
-        self._coded: list[tuple[Release, str, bool]] = []
-        """Releases that need only the codes of rows, leaf by leaf; whether their leaves are summed one by one."""
+        self._coded: list[tuple[Release, str]] = []
+        """Releases that need only the codes of rows, leaf by leaf."""
         for release, slot in self.stage.slots:
             sketch, clip = round.sketches[slot], release.clip
-            if clip is None or clip.before or not sketch.leafwise:
-                continue
-            if clip.by_leaf or not isinstance(sketch, IdentityMap):  # whose codes are the rows
-                self._coded.append((release, slot, self.fast and clip.by_leaf and sketch.m == sketch.d))
+            if clip is not None and not clip.before and sketch.leafwise and not isinstance(sketch, IdentityMap):
+                self._coded.append((release, slot))
         self._keeps_rows = len(self._coded) < len(self.stage.releases)
 
     def clear(self) -> None:
@@ -223,26 +211,20 @@ class _BackwardAccumulator:
         """How many examples, and which leaves something has come of."""
         self.rows: dict[str, list[Rows]] = {}
         self.codes: dict[str, dict[str, list[Rows | None]]] = {}
-        self.sums: dict[str, dict[str, ClippedSum]] = {}
 
     def take(self, name: str, rows: Rows) -> None:
         """One use's rows of a leaf, inside backward."""
         self.n = rows.n
         self.told.add(name)
-        for release, slot, early in self._coded:
-            if name in self.sums.get(release.name, ()):
-                raise validate.InvalidInput(_LATE.format(name=name))
-            codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
+        for release, slot in self._coded:
             code = self.round.sketches[slot].leaf(name, rows)
-            codes.append(code and self._smaller(code))
-            if early and len(codes) == self.uses[name]:
-                self._sum_leaf(release, slot, name, *self.scale())
+            self.codes.setdefault(release.name, {}).setdefault(name, []).append(code and self._smaller(code))
         if self._keeps_rows:
             self.rows.setdefault(name, []).append(rows if rows.one_term else self._smaller(rows))
 
-    def message(self, names: Sequence[str], groups: Tensor | None) -> Message:
-        """The sum of the batch; micro-batches are made of scaled rows before they are clipped."""
-        round, (factor, rounding) = self.round, self.scale()
+    def message(self, names: Sequence[str], groups: Tensor | None, factor: float, rounding: Rounding) -> Message:
+        """The sum of the batch, whose rows are scaled, and made micro-batches, before they are clipped."""
+        round = self.round
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
             if factor != 1.0:
@@ -251,7 +233,7 @@ class _BackwardAccumulator:
                 rows = regrouped(rows, groups)
             return rows
 
-        rows, codes, ready = None, {}, {}
+        rows, codes = None, {}
         if self._keeps_rows:
             leaves: dict[str, Rows] = {}
             for name in names:
@@ -260,29 +242,13 @@ class _BackwardAccumulator:
                     leaf = self._joined(name, [leaf, *others]) or leaf
                 leaves[name] = leaf
             rows = whole(Stack([*leaves.items()]))
-        for release, slot, early in self._coded:
-            if early:
-                for name in self.codes.get(release.name, {}).copy():
-                    self._sum_leaf(release, slot, name, factor, rounding)
-                sums = [self.sums[release.name][name] for name in names]
-                ready[release.name] = pipeline._measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
-            else:
-                by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
-                found = {name: self._joined(name, by_leaf[name], _of_leaf(bounds, name)) for name in names}
-                codes[release.name] = whole(round.sketches[slot].join(found))
-        return pipeline.fragment(round, self.stage, rows, codes, rounding, ready)
-
-    def _sum_leaf(self, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
-        """Sum a leaf that is clipped by itself, and forget its rows."""
-        bound = self.round.bounds[slot]
-        rows = self._joined(name, self.codes[release.name].pop(name), _of_leaf(release.clipped.each(bound), name))
-        assert rows is not None
-        if isinstance(rows, Computed):
-            rows.hold = True
-        if factor != 1.0:
-            rows = rows.scaled(factor)
-        summed = pipeline._measure_leaf(release.clipped, bound, name, rows, rounding)
-        self.sums.setdefault(release.name, {})[name] = summed
+        for release, slot in self._coded:
+            by_leaf, bounds = self.codes[release.name], release.clipped.each(round.bounds[slot])
+            if not isinstance(bounds, Mapping):
+                bounds = dict.fromkeys(names, bounds)
+            found = {name: self._joined(name, by_leaf[name], bounds[name]) for name in names}
+            codes[release.name] = whole(round.sketches[slot].join(found))
+        return pipeline.fragment(round, self.stage, rows, codes, rounding)
 
     def _smaller(self, rows: Rows) -> Rows:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
@@ -301,12 +267,6 @@ class _BackwardAccumulator:
         if isinstance(computed, Computed):
             computed.watched = self.watched in (None, name)
         return computed
-
-
-def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
-    if isinstance(bounds, Mapping):
-        return bounds[name]
-    return bounds
 
 
 # ---------------------------------------------------------------- what a round has lifted becomes a gradient
@@ -404,17 +364,17 @@ class _GradientWriter:
         if rates is not None and lifted.code is not None:
             bindings = self.layers.bindings
             places = [(name, *place) for name, binding in bindings.items() for place in binding.places()]
-            if all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            pairs = [(x.untyped_storage(), matrix.untyped_storage()) for _, x, matrix, _, _ in places]
+            if all(own.data_ptr() == viewed.data_ptr() for own, viewed in pairs):  # no copies
                 for _, parameter, _, _, _ in places:
                     parameter.grad = None
                 self._move(*lifted.code, places, [-rates[id(parameter)] for _, parameter, _, _, _ in places])
                 return
 
         def columns(name: str, lo: int, hi: int) -> Tensor:  # leaf by leaf: the whole vector is never built
-            whole = sum([each.columns(self.layers.space, name, lo, hi) for each in others], first(name, lo, hi))
-            return whole / len(rounds)
+            first, *rest = (each.columns(self.layers.space, name, lo, hi) for each in (lifted, *others))
+            return sum(rest, first) / len(rounds)
 
-        first = partial(lifted.columns, self.layers.space)
         self.layers.set_gradients(columns)
 
     def _move(self, sketch: Sketch, y: Tensor, places: Sequence[Place], rates: Sequence[float]) -> None:
@@ -448,11 +408,6 @@ def _plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
     return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
 
 
-def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
-    """Whether a matrix is a view of its parameter, and not a copy."""
-    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
-
-
 # ---------------------------------------------------------------- the driver
 
 
@@ -483,7 +438,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Source | None = None,
-        ledger: Chargeable | None = None,
+        ledger: RunLedger | None = None,
         layers: Layers | None = None,
         fast: bool = True,
         group: Group = ALONE,
@@ -535,7 +490,7 @@ class TorchDriver:
         self.guard = forward_guard.Guard(module, secret, watched=self._parameters)
         self._between, self._correction = LoopRecorder(self.layers), _MeanLossCorrection()
         fast = fast and _least_bound(pipe) >= _MIN_FAST_BOUND
-        self._accumulator = _BackwardAccumulator(self.stage, fast, self.layers.uses, self._scale)
+        self._accumulator = _BackwardAccumulator(self.stage, fast)
         self.pending = _PendingGradients()
         self._writer = _GradientWriter(self.layers, optimizer)
         self._awaiting = _Awaiting(self._parameters if self.private else [])
@@ -575,7 +530,8 @@ class TorchDriver:
         layers.now.reduced = lambda: self._correction.on or self.reduction == "sum" or not self.private
         if self.private:
             self.handles += self.guard.attach(self._takes_part, self._between)
-        self.handles += _plain_copies(module)
+        layers_of = (layer for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule))
+        self.handles += [_PlainCopies(layer) for layer in layers_of]
         DRIVERS.add(self)
 
     # ------------------------------------------------------------ what a loop calls
@@ -730,7 +686,7 @@ class TorchDriver:
             message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
         pipeline.close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
-            self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
+            self.ledger.charge(self.stage.name, t)  # a copy of what was charged where the noise is
         self.state = pipeline.advance(round, self.state, [message])
         self._forget_round()
         for observe in self.observers:
@@ -785,7 +741,6 @@ class TorchDriver:
     def _new_physical_batch(self, size: int | None) -> None:
         """Gradients that come from now on are of other examples, so many where that is known."""
         self._correction.reset()
-        self.layers.uses.clear()
         self.layers.begin(size)
         if size is not None:
             self._batch = size
@@ -863,26 +818,24 @@ class TorchDriver:
         try:
             self._between.look()
             with torch.no_grad():
-                message = self._summed(self._round) if self._ticket.counts else self._no_records()
+                if not self._ticket.counts:
+                    message = self._no_records()
+                elif self.pending.items and not self._accumulator.told and self._ticket.groups is None:
+                    # on a device, perhaps by what it has recorded
+                    depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
+                    message = self.pending.message(self._round, depends, partial(self._message, self._round))
+                    self._left_out = self.pending.idle(self._left_out)
+                    if not self.pending.replay.on:
+                        self.layers.now.later = None
+                else:
+                    message = self._message(self._round)
         finally:
             self._drop()
         self._parts += 1
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
 
-    def _summed(self, round: Round) -> Message:
-        """The message of the physical batch; on a device perhaps by what it has recorded."""
-        groups = self._ticket.groups
-        if not self.pending.items or self._accumulator.told or groups is not None:
-            return self._message(round, groups)
-        depends = (*self._scale(), self._batch, self._parts > 0, tuple(self._left_out))
-        message = self.pending.message(round, depends, lambda: self._message(round, None))
-        self._left_out = self.pending.idle(self._left_out)
-        if not self.pending.replay.on:
-            self.layers.now.later = None
-        return message
-
-    def _message(self, round: Round, groups: Tensor | None) -> Message:
+    def _message(self, round: Round) -> Message:
         """Make the rows that are still to be made, zeros for layers that took no part, and add all up."""
         plain, accumulator = dict(round.sketches), self._accumulator
         accumulator.watched = self._names[round.t % len(self._names)]
@@ -901,7 +854,7 @@ class TorchDriver:
             if idle:  # sums and noise keep all their coordinates
                 for name, rows in unused(self.layers, idle, accumulator.n or self._batch, self._unused):
                     accumulator.take(name, rows)
-            return accumulator.message(self._names, groups)
+            return accumulator.message(self._names, self._ticket.groups, *self._scale())
         finally:
             round.sketches.update(plain)
 
@@ -991,7 +944,14 @@ _TABLES = "_hooks"
 
 
 class _PlainCopies:
-    """The handle of one layer's answer: `remove` takes it away."""
+    """The handle of one layer's answer: `remove` takes it away.
+
+    >>> import copy
+    >>> module = nn.Linear(2, 2)
+    >>> handle = _PlainCopies(module)
+    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
+    ['__reduce_ex__']
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
@@ -1004,18 +964,6 @@ class _PlainCopies:
     def remove(self) -> None:
         """Copies are made as before."""
         self.layer.__dict__.pop(_NAME, None)
-
-
-def _plain_copies(module: nn.Module) -> list[_PlainCopies]:
-    """Let every layer of a module be copied and pickled without hooks of this package; returns the handles.
-
-    >>> import copy
-    >>> module = nn.Linear(2, 2)
-    >>> handles = _plain_copies(module)
-    >>> sorted(vars(copy.deepcopy(module)).keys() ^ vars(module).keys())
-    ['__reduce_ex__']
-    """
-    return [_PlainCopies(layer) for layer in module.modules() if not isinstance(layer, torch.jit.ScriptModule)]
 
 
 def _cleaned(part: object) -> object:

@@ -267,13 +267,20 @@ class Losses:
 
         mapped(keep, output)
         if self._nodes:
-            _listen(self._look)
+            with _lock:
+                if self._look not in _looks:
+                    _looks.append(self._look)
+                torch.autograd.backward = _looked_at
 
     def reset(self) -> None:
         """The batch is spent."""
         if self._n:
             self._n, self._outputs, self._nodes = 0, [], set()
-            _silence(self._look)
+            with _lock:
+                if self._look in _looks:
+                    _looks.remove(self._look)
+                if not _looks and torch.autograd.backward is _looked_at:  # as it was once nobody looks
+                    torch.autograd.backward = _plain
 
     def _look(self, losses: list[Tensor], gradients: list[Tensor | None]) -> None:
         """Refuse a loss, before its backward pass, that gives a record the share of another."""
@@ -505,20 +512,3 @@ def _looked_at(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
         for look in tuple(_looks):
             look(losses, gradients)
     _plain(tensors, grad_tensors, *args, **kwargs)
-
-
-def _listen(look: _Look) -> None:
-    """Show every loss to `look`, before its backward pass."""
-    with _lock:
-        if look not in _looks:
-            _looks.append(look)
-        torch.autograd.backward = _looked_at
-
-
-def _silence(look: _Look) -> None:
-    """No longer; torch is as it was once nobody looks."""
-    with _lock:
-        if look in _looks:
-            _looks.remove(look)
-        if not _looks and torch.autograd.backward is _looked_at:
-            torch.autograd.backward = _plain

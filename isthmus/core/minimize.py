@@ -22,7 +22,6 @@ from isthmus.core import pipeline
 from isthmus.core.group import Aggregator, Group
 from isthmus.core.parts import Problem, Threshold, Update, said
 from isthmus.core.pipeline import Clients, Local, Pipeline, Promise, Release, RunContext, Stage, StepSize
-from isthmus.core.sound import assumed, stopped
 from isthmus.core.wire import Keys, Memo, State
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import KEPT, MIXING, PIECES, RANDOM
@@ -31,7 +30,7 @@ from isthmus.privacy import event_json
 from isthmus.privacy.clips import Clip
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Chargeable, Ledger, opened
+from isthmus.privacy.ledger import Ledger, RunLedger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import Account, PrivacyStatement
@@ -243,8 +242,8 @@ class PrivateSide:
         validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
         if ledger is None and leads:
             ledger = Ledger(budget=budget, adjacency=promise.adjacency)
-        self.ledger: Ledger | Chargeable | None = opened(ledger, promise.adjacency)
-        """Of one that is none of this library's nothing is asked but to charge."""
+        self.ledger: Ledger | RunLedger | None = opened(ledger, promise.adjacency)
+        """Of one that is a run's already nothing is asked but to charge."""
         self.bought: list[Stage] = []
         """Looks before the loop that were taken and charged, now or before an interruption."""
         self._objectives: tuple[object, ...] = ()
@@ -288,7 +287,7 @@ class PrivateSide:
             (value,) = pipeline.look(stage, context, self.promise).values()
         return value
 
-    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[Chargeable | None]:
+    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[RunLedger | None]:
         """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
 
         At its end those that were never begun are given back.
@@ -299,8 +298,8 @@ class PrivateSide:
 
     def _run(
         self, stages: Sequence[Stage], reserve: int | Mapping[str, int] = 1
-    ) -> AbstractContextManager[Chargeable | None]:
-        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+    ) -> AbstractContextManager[RunLedger | None]:
+        """A hold on the ledger, which is told of noise that can be subtracted; a hold is its own."""
         if not isinstance(self.ledger, Ledger):
             return nullcontext(self.ledger)
         events = {stage.name: stage.event(self.promise.adjacency) for stage in stages}
@@ -349,7 +348,7 @@ class PrivateSide:
         if MIXING in networks and cut:
             networks.append(PIECES)
         assumptions = [line for line in networks if line != RANDOM or not self.seeded]
-        assumptions += [*assumed(pipe, self.bought), *stopped(planned, done)]
+        assumptions += [*pipeline.assumed(pipe, self.bought), *pipeline.stopped(planned, done)]
         if resumed is not None:
             assumptions.append(f"{GONE}, {resumed}: its ledger has what that cost")
         account.assumptions = (*self.promise.assumptions, *assumptions)
@@ -369,18 +368,6 @@ class PrivateSide:
             event = stage.event(promise.adjacency)
             account.add(event, *mechanisms, names=names, count=count, sampler=sampler, noise=noise)
         return account
-
-
-def _same_terms(old: str | None, new: str | None) -> bool:
-    """Whether a run goes on on the terms it was begun with (see `PrivateSide.terms`).
-
-    States of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less: where that is all
-    that differs they go on.
-    """
-    if old == new or old is None or new is None:
-        return old == new
-    terms = json.loads(old)
-    return terms.pop("sound", None) is True and _near(terms, json.loads(new))
 
 
 def _near(old: object, new: object) -> bool:
@@ -558,8 +545,13 @@ def _holders(objective: Problem, clients: Sequence[Problem] | Aggregator | None)
 
 
 def _resumed(state: State, parts: Memo, d: int) -> State:
-    """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = _same_terms(state.parts.get("terms"), parts.get("terms"))
+    """The state that a run goes on from; one of other terms (see `PrivateSide.terms`) or dimension is refused."""
+    old, new = state.parts.get("terms"), parts.get("terms")
+    same = old == new
+    if not same and old is not None and new is not None:
+        # states of an earlier form say `sound` besides, and their noise was calibrated to 12 digits less
+        terms = json.loads(old)
+        same = terms.pop("sound", None) is True and _near(terms, json.loads(new))
     remedy = "continue with the recipe and the number of rounds that the run was begun with"
     validate.check(same, "resume", f"round {state.t}", remedy)
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")

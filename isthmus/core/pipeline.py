@@ -39,23 +39,24 @@ from isthmus.base.parallel import in_order
 from isthmus.base.randomness import generator, key
 from isthmus.base.secret import released as released_by
 from isthmus.base.space import Space
+from isthmus.core import parts
 from isthmus.core.group import ALONE, Aggregator, Group
 from isthmus.core.parts import Average, Delegate, Last, Records, RowSource, Step, Update, current, said
-from isthmus.core.sound import _check_sound
 from isthmus.core.wire import Keys, Memo, Message, StageOutput, State, Wire
 from isthmus.gradients import Rows
 from isthmus.gradients.layers.forward_guard import private_records
-from isthmus.gradients.rounding import exact_products, kappa
+from isthmus.gradients.rounding import exact_products
 from isthmus.gradients.rows import regrouped
 from isthmus.lifts import Lift, Lifted, pinv, unbiased
+from isthmus.privacy import accounting, clips
 from isthmus.privacy.accounting import Adjacency, joint
-from isthmus.privacy.clips import ClippedSum, Clipping, Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import ClippedSum, Clipping, GroupClip, PerLeafClip, Rounding
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.ledger import RunLedger
 from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
-from isthmus.privacy.sampling import FixedSize, Sampler
+from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
 from isthmus.problems.queries import Answered, Query
 from isthmus.sketches import Encoder, Identity, Sketch
 from isthmus.sketches.base import leave_pinv
@@ -236,6 +237,148 @@ def slots(stages: Sequence[Stage]) -> list[tuple[Stage, Release, str]]:
     return [(stage, release, slot) for stage in stages for release, slot in stage.slots]
 
 
+# ---------------------------------------------------------------- what a pipeline may not be
+
+
+def _check_sound(pipe: Pipeline) -> None:
+    """Refuse fillings that could break their own guarantee or cannot work."""
+    validate.one_of(("last", "average"), output=pipe.output)
+    _check_names("stages", "stage", [stage.name for stage in pipe.stages])
+    for stage in pipe.stages:
+        validate.positive_int(every=stage.every)
+        _check_names("releases", "release", [release.name for release in stage.releases])
+        for release in stage.releases:
+            _check_release(pipe, stage, release)
+    if pipe.promise is not None or pipe.private:
+        _check_claim(pipe)
+    gapless = isinstance(pipe.stop, parts.GapBelow) and not isinstance(pipe.update, parts.FrankWolfe)
+    remedy = "use FirstOrderStationary: this one reads the gap of Frank-Wolfe steps"
+    validate.check(not gapless, "stop", type(pipe.stop).__name__, remedy)
+    remedy = "state epsilon, delta and adjacency: what is released before the loop is paid for"
+    validate.check(not pipe.before or pipe.promise is not None, "promise", pipe.promise, remedy)
+
+
+def _check_names(argument: str, kind: str, names: list[str]) -> None:
+    validate.check(len(names) > 0, argument, names, f"give at least one {kind}")
+    validate.check(len(set(names)) == len(names), argument, names, f"give each {kind} its own name")
+
+
+def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
+    where, wire, clip, mechanism = f"release {release.name!r}", pipe.wire, release.clip, release.mechanism
+    names = [item.name for item in stage.releases]
+    if clip is not None and clip.release is not None:
+        remedy = f"name a release of the stage, for the clip of {where}: it has {names}"
+        validate.check(clip.release in names, "clip.release", clip.release, remedy)
+    remedy = f"leave it out: in {where} a memory of unclipped gradients has no bound: it is for runs without"
+    validate.check(not wire.remembers or (clip is None and not mechanism.private), "feedback", True, remedy)
+    if not mechanism.private:
+        return
+    if clip is None:
+        validate.refuse("clip", None, f"give a clip: {where} adds noise, which means nothing without a bound")
+    remedy = f"clip in one of the norms {mechanism.ords}, which the mechanism of {where} takes"
+    validate.check(release.encode.settled_ord(clip.ord) in mechanism.ords, "ord", clip.ord, remedy)
+    remedy = (
+        f"run it as printed, with a mechanism that says so: in {where} the bound of {type(release.encode).__name__} is "
+        "a paper's claim and no fact, so that no noise on it has a finite epsilon"
+    )
+    adjacency = Adjacency.ADD_REMOVE if pipe.promise is None else pipe.promise.adjacency
+    bare = all(isinstance(part, dpa.NonPrivateDpEvent) for part in accounting.leaves_of(mechanism.event(adjacency)))
+    validate.check(release.encode.proven or bare, "mechanism", mechanism, remedy)
+    remedy = f"add the noise at the client: in {where} a codec before central noise lets a record move a whole sum"
+    validate.check(not wire.codec, "codec", wire.codec, remedy)
+
+
+def _check_claim(pipe: Pipeline) -> None:
+    """A pipeline that claims privacy holds no unnoised look at the data, whichever slot it would stand in."""
+    promise = pipe.promise
+    private = [stage.name for stage in pipe.stages if stage.private]
+    remedy = "give a private mechanism, or leave the promise out: nothing adds noise"
+    validate.check(bool(private), "promise", promise, remedy)
+    if promise is None:
+        validate.refuse("promise", None, f"state epsilon, delta and adjacency: stage {private[0]!r} adds noise")
+    bare = [slot for stage in pipe.stages for release, slot in stage.slots if not release.mechanism.private]
+    remedy = "give each of them a mechanism: they are released without noise, and the pipeline claims to be private"
+    validate.check(not bare, "mechanism", bare, remedy)
+    for stage in pipe.stages:
+        whole = promise.adjacency is Adjacency.REPLACE_ONE and rate_of(stage.sampler, 0.0) == 1
+        for release in stage.releases:  # a record moves the mean of its micro-batch by 2C
+            event, clip = release.mechanism.event(promise.adjacency), release.clip
+            # one that runs as its paper prints it may have no finite cost: it says itself what it really gives
+            looks = list(accounting.leaves_of(event))
+            free = any(isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part) for part in looks)
+            honest = bool(looks) and (not free or bool(release.mechanism.guarantee))
+            remedy = f"give one whose event costs something finite: this one accounts for itself as {event}"
+            validate.check(honest, "mechanism", release.mechanism, remedy)
+            remedy = f"give a GroupClip: stage {stage.name!r} clips means of micro-batches"
+            validate.check(stage.groups is None or isinstance(clip, GroupClip), "clip", clip, remedy)
+            remedy = "leave it out: a record counts C only where one is replaced and every round looks at all of them"
+            validate.check(whole or not (isinstance(clip, GroupClip) and clip.replaced), "clip.replaced", True, remedy)
+        event = stage.event(promise.adjacency)
+        remedy = "give the event of one round: this sampler hides what its releases cost"
+        validate.check(any(True for _ in accounting.leaves_of(event)), "sampler", stage.sampler, remedy)
+        accounting.check(event, promise.adjacency)
+    for slot, part in {"update": pipe.update, "average": pipe.average, "stop": pipe.stop, "step": pipe.step}.items():
+        for name in ("loss", "gradient"):  # as line searches and certified stops hold them
+            held, remedy = said(part, name), f"leave it out of a private run: in {type(part).__name__}"
+            validate.check(held is None, f"{slot}.{name}", held, f"{remedy} it is a look at the data without noise")
+
+
+OTHERS = {
+    "sampler": "draws records as its event says",
+    "source": "gives each record a vector that depends on this record alone",
+    "encode": "maps each record by itself, and states a bound of its sums that holds",
+    "clip": "keeps every record's share of the sum below its bound",
+    "mechanism": "hides what it releases as its event says",
+    **dict.fromkeys(("update", "average", "stop"), "reads released values only"),
+}
+"""What a guarantee takes from parts that this library did not write."""
+
+
+def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
+    """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
+    others = others_parts((*before, *pipe.stages))
+    others += _foreign({"update": pipe.update, "average": pipe.average, "stop": pipe.stop})
+    if any(said(release.encode, "data") is not None for stage in pipe.stages for release in stage.releases):
+        others.append("the examples that a sketch learns from are public, and no private records")
+    return others
+
+
+def others_parts(stages: Sequence[Stage]) -> list[str]:
+    """What the guarantee takes from parts of stages that somebody else wrote."""
+    names: list[str] = []
+    for stage in stages:
+        names += _foreign({"sampler": stage.sampler})
+        for release in stage.releases:
+            names += _foreign({"encode": release.encode, "clip": release.clip, "mechanism": release.mechanism})
+        if not said(stage.source, "own_records"):
+            names.append(f"the source of stage {stage.name!r} {OTHERS['source']}")
+    return list(dict.fromkeys(names))
+
+
+def stopped(planned: int, done: int) -> list[str]:
+    """What a statement says of a run that was stopped before its last round.
+
+    >>> stopped(10, 10), len(stopped(10, 4))
+    ([], 1)
+    """
+    if done >= planned:
+        return []
+    return [
+        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
+        "decided when to stop"
+    ]
+
+
+def _foreign(parts: Mapping[str, object]) -> list[str]:
+    """What is taken from those parts whose class somebody else wrote."""
+    found, ours = [], __name__.split(".")[0]
+    for kind, part in parts.items():
+        if part is not None and type(part).__module__.split(".")[0] != ours:
+            name = getattr(part, "__name__", type(part).__name__)
+            found.append(f"{name}, which is not of this library, {OTHERS[kind]}")
+    return found
+
+
 # ---------------------------------------------------------------- a round: public things
 
 
@@ -336,8 +479,6 @@ def bind_stage(round: Round, stage: Stage) -> None:
 
 
 _Rows = Rows | Query | None
-_Codes = Mapping[str, Rows] | None
-_Sums = Mapping[str, ClippedSum] | None
 _EXACT = Rounding()
 
 
@@ -387,45 +528,27 @@ def measure(
         extra = 0.0
         if clip.before or not whole.exact:  # counts are exact, and what a map makes of their sum is not
             extra = rounding.kappa(whole, encoded=whole.d < sketch.d)
-        total, weights = clip.total(bound) * (1 + extra), clip.weights(whole, bound)
-        each, error = clip.each(bound), extra * rounding.share
+        total, each, error = clip.total(bound) * (1 + extra), clip.each(bound), extra * rounding.share
         if clip.before:
-            value, total = encoded_sum(sketch, whole, weights, each, error, clip.ord), total * sketch.gain(clip.ord)
+            weights, total = clip.weights(whole, bound), total * sketch.gain(clip.ord)
+            value = clips.encoded_sum(sketch, whole, weights, each, error, clip.ord)
+        elif isinstance(clip, PerLeafClip):
+            value = clip.weighted_sum(whole, bound, error)
         else:
-            value = weighted_sum(whole, weights, each, error, clip.ord)
+            value = clips.weighted_sum(whole, clip.weights(whole, bound), each, error, clip.ord)
         return ClippedSum(value, clip.ord, total, dtype=whole.dtype)
 
 
-def _measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> ClippedSum:
-    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
-    extra = rounding.kappa(rows, encoded=False)
-    with exact_products(rows.device):
-        weights, own = clip.leaf_weights(name, rows, bound)
-        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord)
-    return ClippedSum(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
-
-
-def _measured_leaves(clip: Clipping, bound: float, sums: Sequence[ClippedSum], rounding: Rounding) -> ClippedSum:
-    """The sums of all leaves, in their order, as one that is bounded as `measure` says.
-
-    The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
-    """
-    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda kind: kind.itemsize)
-    extra = kappa(rounding.batch, dtype, encoded=False)
-    value = torch.cat([leaf.value for leaf in sums])
-    return ClippedSum(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
-
-
 def fragment(
-    round: Round, stage: Stage, rows: _Rows, codes: _Codes = None, rounding: Rounding = _EXACT, ready: _Sums = None
+    round: Round, stage: Stage, rows: _Rows, codes: Mapping[str, Rows] | None = None, rounding: Rounding = _EXACT
 ) -> Message:
-    """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
-    values, codes = dict(ready or {}), codes or {}
+    """The message of one physical batch; its divisor is set once for the whole stage."""
+    values, codes = dict[str, ClippedSum](), codes or {}
     for release, slot in stage.slots:
         if round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = ClippedSum(rows.sum(), 2, math.inf)
-        elif release.name not in values:
+        else:
             bound, own = round.bounds.get(slot, math.inf), codes.get(release.name)
             values[release.name] = measure(release, round.sketches[slot], bound, rows, own, rounding)
     return Message(values, 0.0)
@@ -445,10 +568,10 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
         index = times.nonzero().reshape(-1)
     divisor, alone = sampler.divisor(n, round.t), client.whole in (None, n)
     expected = None if linear else sampler.divisor(client.whole or n, round.t)
-    parts, apart = _batches(problem, stage, index, physical)
+    batches, apart = _batches(problem, stage, index, physical)
 
     def measured(number: int) -> Message:
-        part = parts[number]
+        part = batches[number]
         rows = stage.source(problem, round.w, part, round.held)
         if isinstance(rows, Query):
             rows = _answered(rows, client, physical, alone)
@@ -461,12 +584,12 @@ def contribute(round: Round, stage: Stage, client: Client, keys: Keys, physical:
             if keys.noise is None:
                 validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
             rows = regrouped(rows, keys.noise.integers(stage.groups, rows.n))  # a record's own is drawn for it alone
-        share = part_of_error(number + 1, number + 1 == len(parts)) * client.share
+        share = clips.part_of_error(number + 1, number + 1 == len(batches)) * client.share
         return fragment(round, stage, rows, rounding=Rounding(expected, share))
 
-    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(parts) > 1):
-        several = in_order if apart and len(parts) > 1 else map  # batches that do not touch each other, at a time
-        total = reduce(add, several(measured, range(len(parts))))
+    with nullcontext() if keys.noise is None or linear else private_records(not keys.noise.seeded, len(batches) > 1):
+        several = in_order if apart and len(batches) > 1 else map  # batches that do not touch each other, at a time
+        total = reduce(add, several(measured, range(len(batches))))
     fixed = said(sampler, "expected") is not None
     total = replace(total, divisor=divisor, fixed=fixed, records=0 if stage.private else n)
     return _sent(round, stage, total, client.name, role)
@@ -665,19 +788,19 @@ def counted(message: Message, records: int | None, per_round: PerRound, clients:
 # ---------------------------------------------------------------- where the noise is
 
 
-def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
+def pay(round: Round, stage: Stage, ledger: RunLedger | None) -> None:
     """Charge a private stage of a round, once: at its release, or before where sums come with their noise."""
     if not stage.private or stage.name in round.paid:
         return
     if ledger is None:
         remedy = f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
         validate.refuse("ledger", None, remedy)
-    ledger.charge(stage, round.t)
+    ledger.charge(stage.name, round.t)
     round.paid.add(stage.name)
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
     make = partial(_release, round, stage, message, keys, ledger)
@@ -702,7 +825,7 @@ def close_stage(
     return released
 
 
-def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> dict[str, Tensor]:
+def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None) -> dict[str, Tensor]:
     """The noised values of a stage.
 
     What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
@@ -741,15 +864,15 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
     update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
     w = w.to(state.w.dtype)  # whatever a map of one's own computes in
     average, w = pipe.average.observe(state.average, w, round.eta, round.t)
-    parts = {**state.parts, **round.changed}
+    kept = {**state.parts, **round.changed}
     for stage in round.active:
         for release, slot in stage.slots:
             if release.clip is not None:
-                parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
+                kept[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
     dims, size = state.dims, state.bytes
     for message in sent:
         dims, size = dims + message.dims, size + message.bytes
-    return State(w, round.t + 1, update, average, parts, round.memory, held, dims, size)
+    return State(w, round.t + 1, update, average, kept, round.memory, held, dims, size)
 
 
 # ---------------------------------------------------------------- the loop
@@ -765,7 +888,7 @@ class RunContext:
     public_rows: Callable[[Tensor, Any], Rows] = no_public
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Chargeable | None = None
+    ledger: RunLedger | None = None
     maps: Maps = field(default_factory=dict)
     whole: int | None = None
     """How many records all holders of data have together; None where this process has them all."""

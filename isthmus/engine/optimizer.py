@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,10 @@ LOCKED = (
     *("secure_mode", "grad_samples", "accumulated_iterations", "summed_grad", "step_hook"),
 )
 """What Opacus' optimiser and its schedulers set: here an assignment would change nothing, and is refused."""
+_UNKNOWN_SCALER = (
+    "give the GradScaler that scales its gradients to make_private(grad_scaler=), so that rows are divided by its "
+    "scale before they are clipped and no step is skipped for what overflows"
+)
 _RAW = "keep them frozen, or call engine.detach() and make private again: they were not trained by make_private"
 """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
 
@@ -77,8 +81,10 @@ def _make_steps_private(optimizer: torch.optim.Optimizer, driver: TorchDriver, s
             with torch.enable_grad():
                 loss = closure()
         attributes = vars(self)
-        if "grad_scale" in attributes or "found_inf" in attributes:
-            _refuse_scaler(self)
+        if "grad_scale" in attributes or "found_inf" in attributes:  # left by a scaler before it asks for a step
+            for name in ("grad_scale", "found_inf"):
+                attributes.pop(name, None)
+            validate.refuse("optimizer", type(self).__name__, _UNKNOWN_SCALER)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in private:
@@ -86,7 +92,9 @@ def _make_steps_private(optimizer: torch.optim.Optimizer, driver: TorchDriver, s
         attributes["_opt_called"] = True  # schedulers look for it, also while pieces are to come
         if driver.step() and sets:
             with driver.group.alike():
-                project(driver.layers, sets)
+                for name, constraint in sets.items():  # every constrained leaf onto its set: post-processing
+                    binding = driver.layers.bindings[name]
+                    binding.write(constraint.project(binding.read().reshape(-1)))
         return loss
 
     if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark
@@ -138,17 +146,6 @@ def _watch_others(driver: TorchDriver, private: set[int]) -> None:
     weakref.finalize(driver, handle.remove)
 
 
-def _refuse_scaler(optimizer: torch.optim.Optimizer) -> NoReturn:
-    """A `GradScaler` leaves its scale and what it found on an optimiser before it asks it to move."""
-    for name in ("grad_scale", "found_inf"):
-        vars(optimizer).pop(name, None)
-    remedy = (
-        "give the GradScaler that scales its gradients to make_private(grad_scaler=), so that rows are divided "
-        "by its scale before they are clipped and no step is skipped for what overflows"
-    )
-    validate.refuse("optimizer", type(optimizer).__name__, remedy)
-
-
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimiser inside the wrappers of a trainer, such as `accelerate`'s: it is the one that moves."""
     inner = getattr(optimizer, "optimizer", None)
@@ -157,13 +154,6 @@ def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
     validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
     return unwrapped(inner)
-
-
-def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
-    """Every constrained leaf onto its set: post-processing."""
-    for name, constraint in sets.items():
-        binding = layers.bindings[name]
-        binding.write(constraint.project(binding.read().reshape(-1)))
 
 
 def _leaf_sets(

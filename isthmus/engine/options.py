@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.core.pipeline import Release
-from isthmus.lifts import Lift, ProjectAndLift, discard, pinv
+from isthmus.lifts import Lift, ProjectAndLift, discard
 from isthmus.lifts.parts import ModuleLift
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
 from isthmus.privacy.accounting import Adjacency
@@ -96,9 +96,6 @@ class GradientEmbedding:
     encoder    the map of the code, tight: `PublicSubspace`, `KroneckerSubspace`, ...
     clip_rest  the clip bound of residuals
 
-    >>> from isthmus.sketches import PublicSubspace
-    >>> GradientEmbedding(PublicSubspace(4), clip_rest=0.1).multipliers(3.0)[1] > 3.0
-    True
     """
 
     encoder: Encoder
@@ -109,11 +106,6 @@ class GradientEmbedding:
         validate.check(isinstance(self.encoder, Encoder), "encoder", self.encoder, "give a sketch of isthmus")
         validate.positive(clip_rest=self.clip_rest)
         validate.open_unit(share=self.share)
-
-    def multipliers(self, z: float) -> tuple[float, float]:
-        """The noise multipliers of code and residual."""
-        first, second = split(z, self.share, 1 - self.share)
-        return first, second
 
 
 @dataclass(frozen=True)
@@ -166,8 +158,20 @@ def releases(
     validate.check(micro == 1 or clipping == "flat", "micro_batch_size", micro, remedy)
     if clipping != "per_layer":
         validate.positive(max_grad_norm=max_grad_norm)  # type: ignore[arg-type]
-    if isinstance(sketch, GradientEmbedding):
-        return _embedding(sketch, z, clipping, max_grad_norm, micro, constraint)  # type: ignore[arg-type]
+    flat = GroupClip if micro > 1 else Clip
+    if isinstance(sketch, GradientEmbedding):  # the code, and what it left
+        remedy = "use clipping='flat', which a gradient embedding needs"
+        validate.check(clipping == "flat", "clipping", clipping, remedy)
+        remedy = "leave it out: a gradient embedding takes no constraint"
+        validate.check(constraint is None, "constraint", constraint, remedy)
+        remedy = 'give it with clip="after": a gradient embedding clips the code'
+        validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, remedy)
+        first, second = split(z, sketch.share, 1 - sketch.share)
+        rest = Residual(sketch.encoder)
+        return [
+            Release("code", sketch.encoder, flat(max_grad_norm), mechanism=_noise_of(first)),  # type: ignore[arg-type]
+            Release("rest", rest, flat(sketch.clip_rest), mechanism=_noise_of(second)),
+        ]
     is_sketch = sketch is None or isinstance(sketch, Encoder)
     validate.check(is_sketch, "sketch", sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
     encode = sketch or Identity()
@@ -186,26 +190,8 @@ def releases(
         bounds = _shares(max_grad_norm, [leaf.name for leaf in space.leaves])
         clip: Clipping = PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
     else:
-        kind = GroupClip if micro > 1 else Clip
-        clip = kind(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
+        clip = flat(max_grad_norm, before=encode.clips_before)  # type: ignore[arg-type]
     return [Release(encode=encode, clip=clip, mechanism=_noise_of(z), lift=lift)]
-
-
-def _embedding(
-    sketch: GradientEmbedding, z: float, clipping: str, norm: float, micro: int, constraint: ConvexSet | None
-) -> list[Release]:
-    """The code, and what it left."""
-    validate.check(clipping == "flat", "clipping", clipping, "use clipping='flat', which a gradient embedding needs")
-    remedy = "leave it out: a gradient embedding takes no constraint"
-    validate.check(constraint is None, "constraint", constraint, remedy)
-    remedy = 'give it with clip="after": a gradient embedding clips the code'
-    validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, remedy)
-    first, second = sketch.multipliers(z)
-    clip = GroupClip if micro > 1 else Clip
-    return [
-        Release("code", sketch.encoder, clip(norm), mechanism=_noise_of(first), lift=pinv),
-        Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=_noise_of(second), lift=pinv),
-    ]
 
 
 def _shares(norm: Norm, names: list[str]) -> dict[str, float]:

@@ -16,34 +16,25 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags, check_random_state
-from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils import Tags, check_random_state, metaestimators, multiclass, validation
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.public_start import starting
-from isthmus.algorithms.purchases import ClassCounts, SumPurchase, TargetRange, buying, scaled_targets, target_map
-from isthmus.algorithms.suggest import algorithm_of
-from isthmus.base import notebook, secret, storage, validate
+from isthmus.algorithms import KNOWN, Algorithm, public_start, purchases, suggest
+from isthmus.base import notebook, parallel, secret, storage, validate
 from isthmus.base.matrix import CHUNK_BYTES, Matrix, matmul
-from isthmus.base.parallel import one_thread
 from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, posing, stored
-from isthmus.estimators.stateless_steps import _warn_of_repeated_fits
+from isthmus.estimators import intervals, partial_fit_claims, posing, stateless_steps, stored
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, epsilon_of, event_json
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, epsilon_of, event_json, noise
 from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened as opened_ledger
-from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.plan import default_delta
 from isthmus.problems.features import SmoothMap
 from isthmus.problems.scaling import Map, RowMaps, Scaled
@@ -52,8 +43,6 @@ from isthmus.sets import ConvexSet
 LedgerLike = Ledger | str | os.PathLike[str] | None
 """What `ledger=` takes."""
 SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
-
-FEATURES = ("auto", "linear", "smooth")
 
 
 class _PrivateEstimator(BaseEstimator):
@@ -209,7 +198,7 @@ class _PrivateLinear(_PrivateEstimator):
         with self._together(group):
             self._check_parameters()
             if self._private:
-                _warn_of_repeated_fits(self.epsilon)
+                stateless_steps._warn_of_repeated_fits(self.epsilon)
             for name in (*stored._PARTIAL, "_partial_state"):  # a fit begins anew
                 self.__dict__.pop(name, None)
             rows, targets = self._read(X, y, reset=True)
@@ -298,7 +287,8 @@ class _PrivateLinear(_PrivateEstimator):
         if run is not None:
             partial_fit_claims._claim(run, past)
         ledger = self._run_ledger()
-        with one_thread(X.shape[0] * X.shape[1] < _THREADED):  # waiting for others would take longer than the products
+        # on one thread where waiting for others would take longer than the products
+        with parallel.one_thread(X.shape[0] * X.shape[1] < _THREADED):
             result = minimize(
                 problem.objective,
                 recipe,
@@ -350,9 +340,9 @@ class _PrivateLinear(_PrivateEstimator):
         if self._private:
             recipe = replace(recipe, build=partial(self._within_budget, recipe))
         if problem.buys:
-            recipe = buying(recipe, problem.buys, copy=not choice.direct)
+            recipe = purchases.buying(recipe, problem.buys, copy=not choice.direct)
         if problem.labelled is not None:
-            recipe = starting(recipe, *problem.labelled)
+            recipe = public_start.starting(recipe, *problem.labelled)
         return recipe
 
     def _within_budget(self, recipe: Recipe, binding: Binding) -> Pipeline:
@@ -435,7 +425,7 @@ class _PrivateLinear(_PrivateEstimator):
         event = compose([ledger.event(), unspent(state.parts["terms"], state.t)])  # a partial fit has more planned
         charged = epsilon_of(event, statement.delta, statement.adjacency)
         if ledger.seeded:  # rounds whose noise can be subtracted
-            return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
+            return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=noise.SEEDED)
         if charged <= statement.epsilon:
             return statement
         return replace(statement, event=event_json.to_json(event), epsilon=charged, nominal=charged, releases=())
@@ -448,7 +438,7 @@ class _PrivateLinear(_PrivateEstimator):
         return self.checkpoint is not None and (plain or type(ledger) is Ledger and ledger.label is None)
 
     def _margins(self, X: object) -> np.ndarray:
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         rows, _ = posing._read(self, X)
         step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
         parts = (rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step))
@@ -461,7 +451,7 @@ class _PrivateLinear(_PrivateEstimator):
         over the knots.  `coef_` holds the straight part of each; a linear model has the line through 0, at -1 and 1.
         Curves hold for rows that are not shortened.  They are made from the model alone and cost nothing.
         """
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         maps = list(self._maps.maps)
         names = self._names()
         if not maps or not isinstance(maps[-1], SmoothMap):
@@ -486,7 +476,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         if self.privacy_ is None or not math.isfinite(self.privacy_.nominal):
             return []
         leaves, last = list(event_json.flatten(self.privacy_.event)), self._planned_rounds or self.n_iter_
@@ -515,7 +505,7 @@ class _PrivateLinear(_PrivateEstimator):
         """The algorithm that was asked for; None leaves it to the planner."""
         if isinstance(self.algorithm, str):
             return KNOWN.get(self.algorithm)
-        return algorithm_of(self.algorithm)
+        return suggest.algorithm_of(self.algorithm)
 
     @property
     def _adjacency(self) -> Adjacency:
@@ -553,7 +543,6 @@ class _PrivateLinear(_PrivateEstimator):
             validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
         validate.non_negative(l1=self.l1, l2=self.l2)
         validate.one_of(SCALES, scale=self.scale)
-        validate.one_of(FEATURES, features=self.features)
         own_scale = self.features == "smooth" and self.scale not in ("auto", "shapes")
         validate.check(not own_scale, "features", "smooth", "leave out scale: smooth features bring their own")
         unknown = self.scale == "public" and self.public is None
@@ -561,9 +550,8 @@ class _PrivateLinear(_PrivateEstimator):
         centred = self.scale in ("moments", "shapes", "public") or self.features == "smooth"
         remedy = 'leave it out, or use scale="columns" or "none": centred columns have an intercept'
         validate.check(self.fit_intercept or not centred, "fit_intercept", False, remedy)
-        numbers = {name: vars(self)[name] for name in ("clip", "step", "max_weight")}
-        validate.positive(**{k: value for k, value in numbers.items() if not isinstance(value, (str, type(None)))})
-        counts = {name: vars(self)[name] for name in ("max_iter", "batch_size", "n", "partial_calls")}
+        validate.positive(max_weight=self.max_weight)
+        counts = {name: vars(self)[name] for name in ("max_iter", "n", "partial_calls")}  # the others `plan` checks
         validate.positive_int(**{name: value for name, value in counts.items() if value is not None})
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         posing._check_bounds(self.bounds, self.data_norm)
@@ -577,7 +565,7 @@ class _PrivateLinear(_PrivateEstimator):
     def _checked_weights(self, weight: ArrayLike | None, n: int) -> np.ndarray | None:
         if weight is None:
             return None
-        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
+        values = validation._check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
         good = bool((values >= 0).all())
         validate.require(good, "sample_weight holds a negative number: give weights of 0 or more")
         return np.minimum(values, self.max_weight) / self.max_weight
@@ -713,12 +701,12 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
         z = self.decision_function(X)
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
-    @available_if(_has_probabilities)
+    @metaestimators.available_if(_has_probabilities)
     def predict_proba(self, X: object) -> np.ndarray:
         """Probabilities of the classes, in the order of `classes_`."""
         return np.exp(self.predict_log_proba(X))
 
-    @available_if(_has_probabilities)
+    @metaestimators.available_if(_has_probabilities)
     def predict_log_proba(self, X: object) -> np.ndarray:
         """Their logarithms."""
         z = self.decision_function(X)
@@ -729,11 +717,11 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
     # ------------------------------------------------------------ the problem
 
     def _objective(self, X: Scaled, y: np.ndarray, weight: ArrayLike | None) -> posing.Objective:
-        weights, buys = self._checked_weights(weight, X.shape[0]), tuple[SumPurchase, ...]()
+        weights, buys = self._checked_weights(weight, X.shape[0]), tuple[purchases.SumPurchase, ...]()
         if self.class_weight is not None:
             by_row = self._weights_of(y)
             if by_row is None:
-                buys = (ClassCounts(),)
+                buys = (purchases.ClassCounts(),)
             else:
                 weights = by_row * (1.0 if weights is None else weights)
         classes = tuple(self.classes_.tolist())
@@ -741,7 +729,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
 
     def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
         if len(y):  # a rank may have no rows
-            check_classification_targets(y)
+            multiclass.check_classification_targets(y)
         declared = self._declared if self.classes is None else self.classes
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
@@ -864,9 +852,9 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:
-            return model, (TargetRange(),), remarks
+            return model, (purchases.TargetRange(),), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
-        return scaled_targets(model, *self.target_bounds_), (), remarks
+        return purchases.scaled_targets(model, *self.target_bounds_), (), remarks
 
     @property
     def _kind(self) -> Loss:
@@ -883,7 +871,8 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         validate.check(bool(np.isfinite(targets).all()), "public", "targets that are not finite", "give finite numbers")
         buys_range = self._private and self.target_bounds is None
         if not buys_range or targets.min() < targets.max():
-            shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
+            # without the centre of an earlier fit
+            shift, width = purchases.target_map(*self.target_bounds_, self._counts)
             targets = np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
         return targets, None
 
@@ -902,7 +891,7 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
 
     @property
     def _target_map(self) -> tuple[float, float]:
-        shift, width = target_map(*self.target_bounds_, self._counts)
+        shift, width = purchases.target_map(*self.target_bounds_, self._counts)
         if self.target_centre_ is None:
             return shift, width
         return shift + width * self.target_centre_[0], width * self.target_centre_[1]

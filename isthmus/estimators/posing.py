@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
+from isthmus.algorithms.suggest import CONSTANTS
 from isthmus.base import storage, validate
 from isthmus.base.matrix import Csr, Matrix, as_matrix, canonical, is_sparse, take
 from isthmus.base.streamed import Streamed, dense_parts, opened
@@ -32,8 +32,7 @@ from isthmus.privacy.leaks import Leak, leak
 from isthmus.privacy.plan import mu_of
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.tables.encode import is_frame
-from isthmus.tables.encoder import check_numbers_only
+from isthmus.tables import encode, encoder
 
 if TYPE_CHECKING:
     from isthmus.estimators.linear import Bounds, _PrivateLinear
@@ -370,8 +369,8 @@ def _read(estimator: _PrivateLinear, X: object, *y: object, reset: bool = False,
     table, targets = opened(X, *y)
     if isinstance(table, Streamed):
         return _read_in_slices(estimator, table, targets, reset)
-    if is_frame(table):
-        check_numbers_only(table)
+    if encode.is_frame(table):
+        encoder.check_numbers_only(table)
     how: dict = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
     if not y:
         return _as_rows(_checked(estimator, table, reset=reset, **how)), None
@@ -383,36 +382,24 @@ def _checked(estimator: object, *arrays: object, **how: object) -> Any:
     """`validate_data` of scikit-learn, with other words for gaps and text: its own repeat an entry of the rows, or
     advise to fill gaps from the rows, which epsilon would not cover.
     """
-    if how.get("y_numeric"):
-        remedy = "give a number for each row; PrivateClassifier predicts words"
-        validate.require(_are_numbers(arrays[1]), f"y holds entries that are no numbers: {remedy}")
+    words = "y holds entries that are no numbers: give a number for each row; PrivateClassifier predicts words"
     try:
+        if how.get("y_numeric") and (y := np.asarray(arrays[1])).ndim and y.dtype.kind in "SUO":
+            y.astype(float)
+        words = ""
         return validate_data(estimator, *arrays, **how)
-    except ValueError as error:
-        words = _other_words(str(error))
+    except (TypeError, ValueError) as error:
+        name = "X" if "Input X" in str(error) else "y"
+        others = {
+            "contains NaN": {"X": _GAPS, "y": "y contains NaN: leave out the rows that have no target"}[name],
+            "contains infinity": f"{name} contains infinity or numbers too large: give finite numbers",
+            "Reshape your data": _FLAT,
+            "could not convert string": _TEXT_COLUMNS,
+        }
+        words = words or next((words for begun, words in others.items() if begun in str(error)), "")
         if not words:
             raise
     raise validate.InvalidInput(words)  # out here: the error that held the entry is not its context
-
-
-def _are_numbers(y: object) -> bool:
-    """Whether entries that are kept as text or as objects become numbers; all others are left to scikit-learn."""
-    entries = np.asarray(y)
-    try:
-        return entries.ndim == 0 or entries.dtype.kind not in "SUO" or entries.astype(float) is not None
-    except (TypeError, ValueError):
-        return False
-
-
-def _other_words(said: str) -> str:
-    name = "X" if "Input X" in said else "y"
-    others = {
-        "contains NaN": {"X": _GAPS, "y": "y contains NaN: leave out the rows that have no target"}[name],
-        "contains infinity": f"{name} contains infinity or numbers too large: give finite numbers",
-        "Reshape your data": _FLAT,
-        "could not convert string": _TEXT_COLUMNS,
-    }
-    return next((words for begun, words in others.items() if begun in said), "")
 
 
 def _as_rows(X: np.ndarray | Csr) -> Matrix:

@@ -30,8 +30,7 @@ from numpy.typing import ArrayLike
 from scipy.special import log_ndtr
 from sklearn.base import MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import Tags, get_tags
-from sklearn.utils.metaestimators import available_if
+from sklearn.utils import Tags, get_tags, metaestimators
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus import privacy
@@ -42,7 +41,6 @@ from isthmus.estimators.looks import Looks
 from isthmus.estimators.posing import _checked
 from isthmus.gradients import Dense
 from isthmus.objectives.linear import CLASSES_READ
-from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened
@@ -248,13 +246,13 @@ class PrivateSearch(MetaEstimatorMixin, _PrivateEstimator):
         check_is_fitted(self)
         return self.best_estimator_.predict(X)
 
-    @available_if(_has("predict_proba"))
+    @metaestimators.available_if(_has("predict_proba"))
     def predict_proba(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
         return self.best_estimator_.predict_proba(X)
 
-    @available_if(_has("decision_function"))
+    @metaestimators.available_if(_has("decision_function"))
     def decision_function(self, X: object) -> np.ndarray:
         """By the best estimator."""
         check_is_fitted(self)
@@ -345,11 +343,6 @@ class _BestOf(privacy.NoisyMax):
         remedy = f"give {self.adjacency}, for which the noise of this choice is set"
         validate.check(adjacency is privacy.Adjacency(self.adjacency), "adjacency", adjacency, remedy)
         return privacy.Gaussian(self.multiplier).event(adjacency)
-
-    def describe(self) -> str:
-        """The release in words."""
-        much = event_json.multiples(self.multiplier)
-        return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
 def _choose(scores: Dense, split: _Split, looks: Looks) -> int:

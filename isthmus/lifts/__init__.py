@@ -4,31 +4,17 @@
 `pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `HeavyHitters`, `discard`) fill the lift slot of a pipeline.
 """
 
-from isthmus.lifts.parts import (
-    Adjoint,
-    CoSaMP,
-    Discard,
-    HeavyHitters,
-    Lift,
-    Lifted,
-    Pinv,
-    ProjectAndLift,
-    Unbiased,
-    adjoint,
-    cosamp,
-    discard,
-    pinv,
-    unbiased,
-)
+from isthmus.lifts.parts import CoSaMP, HeavyHitters, Lift, Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.lifts.project_lift import (
     BasisPursuit,
     LiftResult,
     basis_pursuit,
     compressed_gradient_mapping,
+    cosamp,
     project_and_lift,
     solve_lift,
 )
 
-__all__ = ["Adjoint", "BasisPursuit", "CoSaMP", "Discard", "HeavyHitters", "Lift", "LiftResult", "Lifted", "Pinv"]
-__all__ += ["ProjectAndLift", "Unbiased", "adjoint", "basis_pursuit", "compressed_gradient_mapping", "cosamp"]
-__all__ += ["discard", "pinv", "project_and_lift", "solve_lift", "unbiased"]
+__all__ = ["BasisPursuit", "CoSaMP", "HeavyHitters", "Lift", "LiftResult", "Lifted", "ProjectAndLift", "adjoint"]
+__all__ += ["basis_pursuit", "compressed_gradient_mapping", "cosamp", "discard", "pinv", "project_and_lift"]
+__all__ += ["solve_lift", "unbiased"]

@@ -1,5 +1,7 @@
 """Project and lift: the point of C whose sketch is nearest to a target, and of these the nearest to where one stands.
 
+Basis pursuit and CoSaMP (Needell and Tropp 2009) decode sparse vectors.
+
 The sketch as the solvers see it: NumPy float64, scaled to unit norm, with a cheap solve where it has one.
 
 Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
@@ -678,6 +680,92 @@ def _closed_form(phi: _BucketOperator, y: Array) -> tuple[Array, Array]:
 
 def _out_of_range() -> validate.InvalidInput:
     return validate.InvalidInput("y is not in the range of Phi, no w has Phi w = y: project y onto the range first")
+
+
+def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = None) -> Point:
+    """A k-sparse z with Phi z near y.
+
+    Each iteration joins the 2k largest entries of Phi'(y - Phi z) to the support of z, solves least squares there
+    and keeps the k largest entries.
+
+    Args:
+        sketch: a Sketch or an m x d matrix.
+        y: (m,) or (batch, m).
+        k: the sparsity.
+        iterations: most iterations; 6(k + 1) by default, the count after which exact recovery is proven.
+
+    Returns:
+        z, (d,) or (batch, d), of the type and dtype of y.  Of all iterates (the zero vector included) the one of
+        least residual: more iterations never make it worse.  An example stops when its residual is rounding, or when
+        the columns it fits on are those of an earlier iteration: from there on its iterates come again (a support that
+        repeats is no fixed point, because the 2k columns joined to it depend on its values).  Least squares are solved
+        by a rank-revealing method, so 3k > m and dependent columns give the least-norm solution.
+
+    >>> matrix = torch.eye(4).double()
+    >>> cosamp(matrix, torch.tensor([0.0, 3.0, 0.0, -1.0]).double(), k=1).tolist()
+    [0.0, 3.0, 0.0, 0.0]
+    """
+    codes = validate.as_tensor("y", y).detach()
+    validate.check(codes.ndim in (1, 2), "y.shape", tuple(codes.shape), "give codes of shape (m,) or (batch, m)")
+    validate.positive_int(k=k)
+    if iterations is not None:
+        validate.positive_int(iterations=iterations)
+    dtype = torch.promote_types(codes.dtype, torch.float32)
+    if isinstance(sketch, Sketch):
+        matrix = sketch.dense(dtype).detach().to(codes.device)
+    else:
+        matrix = validate.as_tensor("matrix", sketch, ndim=2).detach().to(codes.device, dtype)
+    remedy = f"give codes of length {len(matrix)}, which is the number of rows of Phi"
+    validate.check(codes.shape[-1] == len(matrix), "y.shape", tuple(codes.shape), remedy)
+    validate.at_most(matrix.shape[1], "the dimension d", k=k)
+    z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
+    z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)
+    if isinstance(y, Tensor):
+        return z
+    array: np.ndarray = z.numpy()
+    return array
+
+
+def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
+    d = matrix.shape[1]
+    best = y.new_zeros(len(y), d)
+    least = torch.linalg.vector_norm(y, dim=1)
+    rounding = 8 * torch.finfo(y.dtype).eps * least
+    going = torch.nonzero(least > 0)[:, 0]
+    z, tried = best[going], torch.zeros(len(going), 0, min(3 * k, d), dtype=torch.int64, device=y.device)
+    for _ in range(iterations):
+        # the support of each z and the 2k columns that its residual has most of, ascending; d stands for none
+        marked = z != 0
+        marked.scatter_(1, ((y[going] - z @ matrix.T) @ matrix).abs().topk(min(2 * k, d), dim=1).indices, True)
+        places = torch.where(marked, torch.arange(d, device=z.device), d)
+        columns = places.topk(min(3 * k, d), dim=1, largest=False).values.sort(dim=1).values
+        # the next iterate depends on these columns alone: one that was fitted on them came before
+        new = ~(tried == columns[:, None]).all(2).any(1)
+        going, columns, tried = going[new], columns[new], torch.cat([tried[new], columns[new, None]], 1)
+        if len(going) == 0:
+            break
+        z = _fitted(matrix, y[going], columns, k)
+        misfit = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
+        better = misfit < least[going]
+        best[going[better]], least[going[better]] = z[better], misfit[better]
+        stays = misfit > rounding[going]
+        going, z, tried = going[stays], z[stays], tried[stays]
+    return best
+
+
+def _fitted(matrix: Tensor, y: Tensor, columns: Tensor, k: int) -> Tensor:
+    """Least squares on the columns of each row, its k largest entries kept."""
+    d = matrix.shape[1]
+    real = columns < d
+    at = columns.clamp(max=d - 1)
+    chosen = matrix.T[at].mT * real[:, None, :]
+    if y.device.type == "cpu":  # least-norm solutions by LAPACK's gelsd, elsewhere by the pseudo-inverse
+        fit = torch.linalg.lstsq(chosen, y[..., None], driver="gelsd").solution[..., 0] * real
+    else:
+        fit = (torch.linalg.pinv(chosen) @ y[..., None])[..., 0] * real
+    largest = fit.abs().topk(min(k, fit.shape[1]), dim=1).indices
+    whole = y.new_zeros(len(y), d + 1)  # the last place takes what stands for no column
+    return whole.scatter_(1, columns.gather(1, largest), fit.gather(1, largest))[:, :d]
 
 
 LOOSE = 1e-3

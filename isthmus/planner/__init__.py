@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
 from isthmus.algorithms.private import preferred
-from isthmus.algorithms.suggest import Algorithm, Choice, Refusal, Variant, algorithm_of
+from isthmus.algorithms.suggest import CONSTANTS, Algorithm, Choice, Facts, PublicFacts, Refusal, Variant, algorithm_of
 from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe
@@ -38,18 +37,13 @@ class Rule(NamedTuple):
     why: str
 
 
-def _sketches(facts: Facts) -> tuple[str, ...]:
-    """All records where that is cheap, batches where it is not."""
-    if facts.n <= CONSTANTS.small_records and facts.max_passes is None:
-        return ("priv_sgd", "dp_comp_minibatch", "rpdp_sgd")
-    return ("dp_comp_minibatch", "rpdp_sgd", "priv_sgd")
-
-
 def private_rules(facts: Facts) -> Iterator[Rule]:
     """The rules of private runs that hold, in the order in which they are asked; the last one always does."""
     public, shape, b, d = facts.public, facts.component_smoothness, facts.b, facts.parameters
     if facts.narrow:  # only a few numbers may be released: max_dims < parameters
-        sketches = _sketches(facts)
+        sketches = ("dp_comp_minibatch", "rpdp_sgd", "priv_sgd")
+        if facts.n <= CONSTANTS.small_records and facts.max_passes is None:  # looking at all records is cheap
+            sketches = ("priv_sgd", "dp_comp_minibatch", "rpdp_sgd")
         # Supported by Theorem 2.3 (001); python -m lab reproduce 001-figure-5ab: a seventh of the numbers, twice the
         # epochs of SGD
         if isinstance(facts.constraint, Subspace):
@@ -393,27 +387,18 @@ def _fillings(facts: Facts, asked: _Asked | Iterable[_Asked] | None, refused: di
     remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
     validate.check(isinstance(asked, Iterable), "algorithms", asked, remedy)
     for request in dict.fromkeys(asked):
-        named, fillings = _named(request)
+        name = request if isinstance(request, str) else ""  # of an algorithm, or of one filling of it
+        named = KNOWN.get(name.split(" ")[0]) if name else algorithm_of(request)
+        fillings = [each for each in named.suggestions if name in ("", named.name, each.name)] if named else []
+        if named is None or not (fillings or name in ("", named.name)):
+            validate.refuse("algorithms", request, f"choose from {sorted(KNOWN)}, or give an algorithm")
         if not fillings:
             refused[named.name] = named.left_out
         elif named.private == facts.private:
             yield from fillings
         else:
             reason = "it is not private" if facts.private else "it needs a finite epsilon"
-            name = request if isinstance(request, str) else named.name
-            refused[name] = f"epsilon={facts.epsilon:g} was asked for, and {reason}"
-
-
-def _named(request: _Asked) -> tuple[Algorithm[...], tuple[Variant, ...]]:
-    """An algorithm, by its name or that of one filling, as it is or as a recipe function; and the fillings meant."""
-    if not isinstance(request, str):
-        return algorithm_of(request), algorithm_of(request).suggestions
-    named, found = KNOWN.get(request.split(" ")[0]), list[Variant]()
-    if named is not None:
-        found = [filling for filling in named.suggestions if request in (named.name, filling.name)]
-    if named is None or not (found or request == named.name):
-        validate.refuse("algorithms", request, f"choose from {sorted(KNOWN)}, or give an algorithm")
-    return named, tuple(found)
+            refused[name or named.name] = f"epsilon={facts.epsilon:g} was asked for, and {reason}"
 
 
 def _ranked(facts: Facts, choices: Sequence[Choice]) -> tuple[Choice, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Dense, Rows, rounding
+from isthmus.gradients import Computed, Dense, Rows, rounding
 from isthmus.gradients.rounding import RATIO, gamma, kappa
 from isthmus.sketches import Context, Encoder
 from isthmus.sketches.base import Sketch
@@ -33,8 +33,6 @@ class Clipping(Protocol):
 
     moves: ClassVar[bool] = False
     """Whether the bound follows what was released."""
-    by_leaf: ClassVar[bool] = False
-    """Whether every leaf is clipped by itself: `leaf_weights` then needs no other."""
     release: str | None = None
     """The release of the stage that the bound follows."""
 
@@ -50,10 +48,6 @@ class Clipping(Protocol):
     def weights(self, rows: Rows, bound: float) -> Tensor | Mapping[str, Tensor]:
         """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
         return _weights(rows, self.ord, bound)
-
-    def leaf_weights(self, name: str, rows: Rows, bound: float) -> tuple[Tensor, float]:
-        """The weights of one leaf's rows and their bound, where leaves are clipped by themselves."""
-        return _weights(rows, self.ord, bound), bound
 
     def each(self, bound: float) -> float | Mapping[str, float]:
         """The bound of every weighted row."""
@@ -108,8 +102,6 @@ class PerLeafClip(Clipping):
     5.0
     """
 
-    by_leaf: ClassVar[bool] = True
-
     bounds: Mapping[str, float]
     ord: float = 2
     before: bool = False
@@ -126,15 +118,23 @@ class PerLeafClip(Clipping):
 
     def weights(self, rows: Rows, bound: float) -> dict[str, Tensor]:
         """A weight for each row and leaf."""
+        return {name: _weights(leaf, self.ord, self.bounds[name] * bound) for name, leaf in self._leaves(rows)}
+
+    def weighted_sum(self, rows: Rows, bound: float, kappa: float) -> Tensor:
+        """sum_i c_i v_i, leaf after leaf: the matrices that were computed for the norms of one serve its sum."""
+        sums = []
+        for name, leaf in self._leaves(rows):
+            if isinstance(leaf, Computed):
+                leaf.hold = True
+            own = self.bounds[name] * bound
+            sums.append(weighted_sum(leaf, _weights(leaf, self.ord, own), own, kappa))
+        return torch.cat(sums)
+
+    def _leaves(self, rows: Rows) -> Sequence[tuple[str, Rows]]:
         leaves = rows.leaves()
         names = [name for name, _ in leaves]
         validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
-        return {name: _weights(leaf, self.ord, self.bounds[name] * bound) for name, leaf in leaves}
-
-    def leaf_weights(self, name: str, rows: Rows, bound: float) -> tuple[Tensor, float]:
-        """The weights of one leaf's rows, and C_l."""
-        own = self.bounds[name] * bound
-        return _weights(rows, self.ord, own), own
+        return leaves
 
     def each(self, bound: float) -> dict[str, float]:
         """The bound of every weighted leaf of a row."""
@@ -201,12 +201,8 @@ class AdaptiveClip(Clipping):
 
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
-        validate.check(
-            self.release in released,
-            "release",
-            self.release,
-            f"name a release of the stage, which are {sorted(released)}",
-        )
+        remedy = f"name a release of the stage, which are {sorted(released)}"
+        validate.check(self.release in released, "release", self.release, remedy)
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
         low, high = max(self.initial / SPAN, _SMALLEST), min(self.initial * SPAN, _LARGEST)

@@ -21,8 +21,9 @@ from jinja2.filters import do_filesizeformat
 from markupsafe import Markup
 
 from isthmus.base.atomic import atomic_write
+from isthmus.base.notebook import rounded_down, rounded_up
 from isthmus.report import svg
-from isthmus.report.record import FORMAT, Fields, Record, rounded_down, rounded_up
+from isthmus.report.record import FORMAT, Fields, Record
 
 Section = dict[str, Any]
 

@@ -18,7 +18,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import isthmus
 from isthmus.base import shapes
 from isthmus.base.atomic import atomic_write
+from isthmus.base.notebook import rounded_up
 from isthmus.base.shapes import ANY, COUNT, FLAG, LABEL, REAL, SHARE, TEXT, an_object, kind, many, named, one_of
 from isthmus.base.validate import check as need
 from isthmus.base.validate import present, refuse, unreadable
@@ -293,31 +294,6 @@ def _place(path: str | os.PathLike[str]) -> Path:
 def _fields(part: _Told | Fields) -> Fields:
     """A figure or a curve by its fields."""
     return part if isinstance(part, Mapping) else part.to_dict()
-
-
-def rounded_up(value: float) -> str:
-    """Four digits, never below the value: as the privacy statement prints its epsilon.
-
-    >>> rounded_up(0.91761), rounded_up(math.inf)
-    ('0.9177', 'inf')
-    """
-    return _rounded(value, math.ceil)
-
-
-def rounded_down(value: float) -> str:
-    """Four digits, never above the value: what is left of a budget.
-
-    >>> rounded_down(1.11029), rounded_down(0.0)
-    ('1.11', '0')
-    """
-    return _rounded(value, lambda units: math.floor(units + 1e-9))
-
-
-def _rounded(value: float, whole: Callable[[float], int]) -> str:
-    if value <= 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
-    return f"{whole(value / unit) * unit:.4g}"
 
 
 def _agree(record: Record) -> None:

@@ -12,9 +12,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from isthmus import Huber, L2Ball, LeastSquares, Logistic, Poisson, PrivateClassifier, PrivateRegressor, Softmax
-from isthmus.algorithms.public_start import _fit_public as fit_public
+from isthmus.algorithms.public_start import _PublicFit as PublicFit
 from isthmus.algorithms.public_start import _PublicStart as PublicStart
-from isthmus.algorithms.public_start import _Walk as Walk
 from isthmus.core.minimize import Purchased
 
 KNOWN = {"bounds": (-3, 3), "noise_seed": 0}
@@ -35,22 +34,22 @@ def table(n: int, d: int = 4, classes: int = 2, seed: int = 0) -> tuple[np.ndarr
 def test_the_public_fit_is_that_of_scikit_learn() -> None:
     X, y = table(300)
     X = X - X.mean(0)
-    fit = fit_public(Logistic(X, y, classes=(0, 1)), towards=torch.zeros(4).double())
+    fit = PublicFit(Logistic(X, y, classes=(0, 1)), towards=torch.zeros(4).double())
     peer = LogisticRegression(C=1 / fit.strength, fit_intercept=False, tol=1e-8).fit(X, y)
     np.testing.assert_allclose(fit.w.numpy(), peer.coef_[0], rtol=1e-3, atol=1e-3)
 
 
 def test_several_outputs_and_sparse_rows_give_the_same_fit() -> None:
     X, y = table(120, classes=3)
-    dense = fit_public(Softmax(X, y, classes=3))
-    sparse = fit_public(Softmax(sp.csr_matrix(X), y, classes=3))
+    dense = PublicFit(Softmax(X, y, classes=3))
+    sparse = PublicFit(Softmax(sp.csr_matrix(X), y, classes=3))
     assert dense.w.shape == (12,)
     torch.testing.assert_close(dense.w, sparse.w, rtol=1e-4, atol=1e-5)
 
 
 def test_more_columns_than_rows() -> None:
     X, y = table(40, d=300)
-    fit = fit_public(Logistic(sp.csr_matrix(X), y, classes=(0, 1)))
+    fit = PublicFit(Logistic(sp.csr_matrix(X), y, classes=(0, 1)))
     assert fit.w.shape == (300,) and len(fit.energies) == 40 and bool(torch.isfinite(fit.w).all())
 
 
@@ -58,7 +57,7 @@ def test_an_intercept_is_hardly_shrunk() -> None:
     """Labels that no column explains, 90 % of one class: the constant column learns it."""
     rng = np.random.default_rng(1)
     X = np.hstack([rng.standard_normal((200, 5)), np.ones((200, 1))])
-    fit = fit_public(Logistic(X, np.arange(200) % 10 > 0, classes=(False, True)))
+    fit = PublicFit(Logistic(X, np.arange(200) % 10 > 0, classes=(False, True)))
     assert abs(float(fit.w[-1]) - math.log(9)) < 0.2
     assert float(fit.w[:-1].abs().max()) < 0.2
 
@@ -67,7 +66,7 @@ def test_weights_multiply_the_losses() -> None:
     X = np.ones((100, 1))
     y = np.arange(100) % 4 == 0
     weights = torch.where(torch.from_numpy(y), 1.0, 1 / 3).double()
-    fit = fit_public(Logistic(X, y, classes=(False, True)), weights)
+    fit = PublicFit(Logistic(X, y, classes=(False, True)), weights)
     assert abs(float(fit.w[0])) < 0.05
 
 
@@ -75,14 +74,14 @@ def test_weights_multiply_the_losses() -> None:
 def test_every_regression_has_a_public_fit(kind: Any) -> None:
     X, y = table(200, classes=0)
     target = np.clip(y, -1, 1) if kind is not Poisson else np.exp(np.clip(y, -1, 1)) / 3
-    fit = fit_public(kind(X, target))
-    assert bool(torch.isfinite(fit.w).all()) and fit.curvature > 0 and fit.slopes > 0
+    fit = PublicFit(kind(X, target))
+    assert bool(torch.isfinite(fit.w).all()) and fit.h > 0 and fit.v > 0
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6])
 def test_very_few_public_rows_are_taken_too(rows: int) -> None:
     X, y = table(rows)
-    fit = fit_public(Logistic(X, y, classes=(0, 1)))
+    fit = PublicFit(Logistic(X, y, classes=(0, 1)))
     assert bool(torch.isfinite(fit.w).all()) and fit.strength > 0
 
 
@@ -92,9 +91,8 @@ def test_very_few_public_rows_are_taken_too(rows: int) -> None:
 def _start(noise: float, public: int = 60, constraint: Any = None) -> tuple[Purchased, Any]:
     X, y = table(public)
     X = X / 6
-    loud = Walk(rounds=100, clip=1.0, noise=noise, step=lambda t: 4.0)
     objective = Logistic(X, y, classes=(0, 1))
-    found = PublicStart(X, y, loud, constraint).apply(Purchased(objective), None)
+    found = PublicStart(X, y, 100, 1.0, noise, lambda t: 4.0, constraint).apply(Purchased(objective), None)
     assert found.step is not None and found.start is not None
     return found, objective
 
@@ -107,7 +105,7 @@ def test_steps_vanish_with_the_budget_and_are_whole_without_noise() -> None:
 
 def test_the_start_is_the_public_fit_where_noise_is_loud() -> None:
     found, objective = _start(1e6)
-    torch.testing.assert_close(found.start, fit_public(objective).w)
+    torch.testing.assert_close(found.start, PublicFit(objective).w)
 
 
 def test_a_start_lies_in_the_set() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import beta, binom, norm
 
-from isthmus import InvalidInput, algorithms
+from isthmus import InvalidInput, algorithms, privacy
 from isthmus.algorithms.suggest import Algorithm
 from isthmus.audit import AuditReport, Pair, attack, clopper_pearson, epsilon_from_counts, known_bad, suite, worst_pair
 from isthmus.audit.distinguish import scores
@@ -18,20 +18,7 @@ from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.penalties import NoPenalty
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    FixedSize,
-    FullBatch,
-    Gaussian,
-    Laplace,
-    NoisyMax,
-    Poisson,
-    SeededSource,
-    TopK,
-    calibrate,
-    noise_multiplier,
-)
+from isthmus.privacy import Adjacency, FixedSize, FullBatch, Gaussian, Laplace, NoisyMax, Poisson, SeededSource, TopK
 from isthmus.privacy.sampling import rate_of
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, GaussianSketch, Identity
@@ -42,18 +29,18 @@ JL = GaussianSketch(5, scaling="jl")
 
 
 def private(mechanism, sampler=None, encode=None, ord=2, adjacency=ADD, epsilon=1.0) -> Pipeline:
-    release = Release("gradient", Identity() if encode is None else encode, Clip(1.0, ord), mechanism)
+    release = Release("gradient", Identity() if encode is None else encode, privacy.Clip(1.0, ord), mechanism)
     stage = Stage(FullBatch() if sampler is None else sampler, [release])
     return Pipeline([stage], lambda t: 0.1, promise=Promise(epsilon, DELTA, adjacency))
 
 
 def gaussian(sampler=None, encode=None, adjacency=ADD) -> Pipeline:
-    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), adjacency=adjacency)
+    z = privacy.noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), adjacency=adjacency)
     return private(Gaussian(z), sampler, encode, adjacency=adjacency)
 
 
 def laplace(sampler=None) -> Pipeline:
-    z = noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), mechanism="laplace")
+    z = privacy.noise_multiplier(epsilon=1.0, delta=DELTA, sampling_rate=rate_of(sampler), mechanism="laplace")
     return private(Laplace(z), sampler, JL, ord=1)
 
 
@@ -86,7 +73,7 @@ def test_sound_pipelines_are_not_refuted(name: str) -> None:
 
 def test_fixed_size_batches_are_part_of_what_is_attacked() -> None:
     sampler = FixedSize(5, 20)
-    z = calibrate(lambda s: sampler.event(Gaussian(s).event()), 1.0, DELTA, REPLACE)
+    z = privacy.calibrate(lambda s: sampler.event(Gaussian(s).event()), 1.0, DELTA, REPLACE)
     pipe = private(Gaussian(z), sampler, adjacency=REPLACE)
     report = audited(pipe, 100_000)
     assert report.verdict == "consistent" and report.gaussian is None
@@ -112,8 +99,8 @@ def test_the_published_map_is_refuted_for_a_known_map() -> None:
 
 
 def test_two_releases_are_attacked_jointly() -> None:
-    z = noise_multiplier(epsilon=1.0, delta=DELTA)
-    both = [Release(name, clip=Clip(c), mechanism=Gaussian(z)) for name, c in (("in", 1.0), ("out", 2.0))]
+    z = privacy.noise_multiplier(epsilon=1.0, delta=DELTA)
+    both = [Release(name, clip=privacy.Clip(c), mechanism=Gaussian(z)) for name, c in (("in", 1.0), ("out", 2.0))]
     pipe = Pipeline([Stage(FullBatch(), both)], lambda t: 0.1, promise=Promise(1.0, DELTA))
     pipeline = Pipeline([Stage(FullBatch(), both[:1])], lambda t: 0.1, promise=Promise(1.0, DELTA))
     pair = worst_pair(pipe, 6, 10)

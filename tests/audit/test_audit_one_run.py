@@ -10,16 +10,8 @@ import torch
 from scipy.optimize import linprog
 from scipy.stats import binom
 
-from isthmus import InvalidInput
-from isthmus.audit import (
-    LinearRecords,
-    known_bad,
-    one_run,
-    one_run_epsilon,
-    one_run_p_value,
-    orthogonal_canaries,
-    training,
-)
+from isthmus import InvalidInput, audit
+from isthmus.audit import LinearRecords, known_bad, one_run, one_run_epsilon, one_run_p_value, training
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import Clip, FullBatch, Gaussian, SeededSource, noise_multiplier
 
@@ -151,7 +143,7 @@ BAD = [
     (lambda: one_run(lambda included: torch.zeros(3), torch.eye(4)), "scores.shape"),
     (lambda: one_run(lambda included: torch.zeros(0), torch.eye(0)), "canaries.shape"),
     (lambda: training(summed(1.0), torch.ones(3), steps=1), "whole numbers"),
-    (lambda: orthogonal_canaries(6, 5), "count"),
+    (lambda: audit.orthogonal_canaries(6, 5), "count"),
 ]
 
 

@@ -31,7 +31,7 @@ from isthmus import (
     PublicSubspace,
 )
 from isthmus.core.driver import Ticket
-from isthmus.engine.accountant import UNSEEN
+from isthmus.engine.engine import UNSEEN
 from isthmus.privacy.ledger import BudgetExceeded
 
 DELTA = 1e-5

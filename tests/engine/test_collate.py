@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from isthmus import InvalidInput, PrivacyEngine
-from isthmus.engine.accountant import COLLATED
+from isthmus.engine.engine import COLLATED
 from isthmus.gradients.layers import trial
 
 Record = tuple[Tensor, int]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
-from isthmus.engine.accountant import SHARED
+from isthmus.engine.engine import SHARED
 from isthmus.engine.loader import Draws
 from isthmus.privacy import Ledger, Poisson, SeededSource
 

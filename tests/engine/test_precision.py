@@ -1,4 +1,4 @@
-"""Rows as the device computes them: the training of exact products, mean losses in bfloat16, layers summed at once."""
+"""Rows as the device computes them: the training of exact products, mean losses in bfloat16, layers by themselves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isthmus
+from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import Ticket, _BackwardAccumulator
-from isthmus.core.pipeline import _measure_leaf, _measured_leaves
-from isthmus.gradients import Computed, Dense
+from isthmus.core.pipeline import Release, measure
+from isthmus.gradients import Computed, Dense, Stack
 from isthmus.gradients.rounding import kappa
 from isthmus.privacy import PerLeafClip
 from isthmus.privacy.clips import Rounding
+from isthmus.sketches.compose import IdentityMap
 
 N, T, V, W = 4, 12, 30, 8
 
@@ -171,15 +173,6 @@ def test_a_gradient_that_does_not_pass_the_output_is_refused_under_autocast():
         collected[-1].float().square().mean().backward()
 
 
-def test_layers_clipped_by_themselves_keep_nothing_and_take_one_backward_pass():
-    engine, module, x, y = handed(Words(), clipping="per_layer")
-    loss(module(x), y).backward()
-    gathered = engine.driver._accumulator
-    assert not any(gathered.codes.get("gradient", {}).values()) and len(gathered.sums["gradient"]) == 5
-    with pytest.raises(InvalidInput, match="arrived after the leaf was summed"):
-        loss(module(x), y).backward()
-
-
 def test_bounds_far_below_one_take_exact_products():
     assert private(Words(), max_grad_norm=1e-3)[0].driver._accumulator.fast
     assert not private(Words(), max_grad_norm=1e-12)[0].driver._accumulator.fast
@@ -217,11 +210,11 @@ def test_layers_clipped_by_themselves_keep_one_bound_over_many_physical_batches(
 
 
 def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
-    clip, rounding = PerLeafClip({"a": 1.0}), Rounding(64)
+    release, rounding = Release(clip=PerLeafClip({"a": 1.0})), Rounding(64)
     collected = []
     for n in (64, 20_000):
-        leaf = _measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
-        whole = _measured_leaves(clip, 1.0, [leaf], rounding)
+        rows = Stack([("a", Dense(torch.ones(n, 3)))])
+        whole = measure(release, IdentityMap(Space.of({"a": (1, 3)})), 1.0, rows, None, rounding)
         collected.append((whole.bound, whole.dtype))
     assert collected[0] == collected[1] == (1 + kappa(64, torch.float32, False), torch.float32)
 

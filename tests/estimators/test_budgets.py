@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from estimator_tables import QUICK, X, classifier, labelled, numbered, regressor, y
-from sklearn.ensemble import BaggingClassifier
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn import ensemble, model_selection
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
 from isthmus.core.wire import State
@@ -208,17 +207,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_searches_and_cross_validations_warn() -> None:
     with pytest.warns(PrivacyBudgetWarning, match="isthmus.PrivateSearch"):
-        GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
+        model_selection.GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
     with pytest.warns(PrivacyBudgetWarning):
-        cross_val_score(regressor(), *numbered(), cv=2)
+        model_selection.cross_val_score(regressor(), *numbered(), cv=2)
     with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
-        BaggingClassifier(classifier(), n_estimators=2).fit(X, y)
+        ensemble.BaggingClassifier(classifier(), n_estimators=2).fit(X, y)
 
 
 @pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
 def test_without_privacy_nobody_is_warned(made: Any) -> None:
     model = made(epsilon=math.inf, max_iter=3, random_state=0)
-    assert len(cross_val_score(model, X, y, cv=2)) == 2
+    assert len(model_selection.cross_val_score(model, X, y, cv=2)) == 2
     assert set(QUICK) <= set(model.get_params())
 
 

@@ -10,10 +10,7 @@ import pandas
 import pytest
 import scipy.sparse as sp
 from estimator_tables import X, classifier, labelled, numbered, regressor, slow_margins, sparse_rows, y
-from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn import base, linear_model, pipeline, preprocessing
 
 from isthmus import L2Ball, PrivateClassifier, PrivateRegressor
 from isthmus.privacy import Ledger
@@ -180,15 +177,15 @@ def test_column_names_of_a_data_frame_are_kept_and_checked() -> None:
 
 def test_pipeline_clone_and_parameters() -> None:
     model = classifier(constraint=L2Ball(3.0), step=None)
-    again = clone(model)
+    again = base.clone(model)
     assert again.get_params()["max_iter"] == 4 and not hasattr(again, "coef_")
     np.testing.assert_array_equal(again.fit(X, y).coef_, model.fit(X, y).coef_)
-    pipe = make_pipeline(FunctionTransformer(np.tanh), classifier(bounds=(-1, 1))).fit(X, y)
+    pipe = pipeline.make_pipeline(preprocessing.FunctionTransformer(np.tanh), classifier(bounds=(-1, 1))).fit(X, y)
     np.testing.assert_array_equal(pipe.predict(X), classifier(bounds=(-1, 1)).fit(np.tanh(X), y).predict(np.tanh(X)))
     assert pipe.set_params(privateclassifier__epsilon=2.0)[-1].epsilon == 2.0
-    assert is_classifier(model) and is_regressor(regressor())
+    assert base.is_classifier(model) and base.is_regressor(regressor())
     for made in (classifier, regressor):
-        assert clone(made(ledger=(ledger := Ledger()))).ledger is ledger
+        assert base.clone(made(ledger=(ledger := Ledger()))).ledger is ledger
 
 
 def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:
@@ -229,7 +226,7 @@ def test_without_privacy_a_classifier_is_near_logistic_regression() -> None:
     new, truth = labelled(2000, 8, seed=1)
     model = PrivateClassifier(epsilon=math.inf, random_state=0).fit(X, y)
     assert model.privacy_ is None and model.budget_curve() == []
-    assert model.score(new, truth) > LogisticRegression().fit(X, y).score(new, truth) - 0.01
+    assert model.score(new, truth) > linear_model.LogisticRegression().fit(X, y).score(new, truth) - 0.01
     again = PrivateClassifier(epsilon=math.inf, random_state=0).fit(X, y)
     np.testing.assert_array_equal(again.coef_, model.coef_)
 
@@ -240,4 +237,4 @@ def test_without_privacy_a_regressor_is_near_ridge() -> None:
     new, truth = numbered(2000, 8, seed=1)
     new = new * np.geomspace(1, 100, 8) + 50
     model = PrivateRegressor(epsilon=math.inf, random_state=0).fit(X, y)
-    assert model.score(new, truth) > Ridge().fit(X, y).score(new, truth) - 0.01
+    assert model.score(new, truth) > linear_model.Ridge().fit(X, y).score(new, truth) - 0.01

@@ -30,6 +30,9 @@ def data(n: int = 500) -> tuple[np.ndarray, np.ndarray]:
     return X, (X[:, 0] > 0).astype(int)
 
 
+X, y = data()
+
+
 def model(**more: Any) -> isthmus.PrivateClassifier:
     options = {"bounds": (-1, 1), "classes": [0, 1], "algorithm": "dp_gd", "max_iter": 5, "partial_calls": 2}
     return isthmus.PrivateClassifier(**options | more)
@@ -37,7 +40,6 @@ def model(**more: Any) -> isthmus.PrivateClassifier:
 
 @pytest.mark.parametrize("way", ["set_params", "load"])
 def test_rounds_with_seeded_noise_stay_not_private(tmp_path: Path, way: str) -> None:
-    X, y = data()
     made = model(noise_seed=0).partial_fit(X, y)
     assert not made.privacy_.private
     if way == "load":
@@ -73,7 +75,6 @@ def test_a_run_goes_on_only_with_what_it_had_bought() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    X, y = data()
     path = tmp_path / "shared.ledger" if shared else None
     output = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
     watch = linear._RoundNotes.__call__
@@ -94,12 +95,11 @@ def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_partial_fit_says_that_the_number_of_records_is_public() -> None:
-    assert "number of records is not published" not in model().partial_fit(*data()).privacy_.words()
-    assert "number of records is not published" in model(n=600).partial_fit(*data()).privacy_.words()
+    assert "number of records is not published" not in model().partial_fit(X, y).privacy_.words()
+    assert "number of records is not published" in model(n=600).partial_fit(X, y).privacy_.words()
 
 
 def test_leaks_of_earlier_calls_stay_stated() -> None:
-    X, y = data()
     output = model(bounds="data", classes=None)
     with pytest.warns(isthmus.PrivacyLeakWarning):
         output.partial_fit(X, y)
@@ -109,7 +109,6 @@ def test_leaks_of_earlier_calls_stay_stated() -> None:
 
 
 def test_steps_of_an_outer_pipeline_are_warned_of_too() -> None:
-    X, y = data()
     with pytest.warns(isthmus.PrivacyLeakWarning, match="standardscaler"):
         make_pipeline(StandardScaler(), make_pipeline(Normalizer(), model())).fit(X, y)
 
@@ -133,7 +132,7 @@ def test_sparse_columns_are_scaled_without_an_intercept_too() -> None:
 
 def test_a_delta_that_allows_publishing_a_record_is_warned_of() -> None:
     with pytest.warns(isthmus.PrivacyBudgetWarning, match="delta=0.01"):
-        model(delta=0.01).fit(*data())
+        model(delta=0.01).fit(X, y)
 
 
 def test_a_prediction_that_is_no_number_counts_as_wrong() -> None:

@@ -153,13 +153,10 @@ def test_operators_agree() -> None:
         phi = sketch.dense().numpy()
         np.testing.assert_allclose(fast.scale * fast.forward(w), phi @ w, atol=1e-12)
         np.testing.assert_allclose(fast.scale * fast.adjoint(y), phi.T @ y, atol=1e-12)
-        part = phi[:, free] / fast.scale
-        expected = np.linalg.solve(part @ part.T + 0.1 * np.eye(12), y)
-        np.testing.assert_allclose(fast.solve(free, 0.1, (y,))[0], expected, atol=1e-8)
-        slow = _MatrixFree(sketch)
-        part = phi[:, free] / slow.scale
-        expected = np.linalg.solve(part @ part.T + 0.1 * np.eye(12), y)
-        np.testing.assert_allclose(slow.solve(free, 0.1, (y,))[0], expected, atol=1e-8)
+        for each in (fast, _MatrixFree(sketch)):
+            part = phi[:, free] / each.scale
+            expected = np.linalg.solve(part @ part.T + 0.1 * np.eye(12), y)
+            np.testing.assert_allclose(each.solve(free, 0.1, (y,))[0], expected, atol=1e-8)
 
 
 def test_matrix_free_solve_equals_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def test_leaves_are_clipped_by_themselves() -> None:
     leaves = {"a": rows_of(50, 3, torch.float64, 1), "b": rows_of(50, 4, torch.float64, 2)}
     stack, clip = Stack(list(leaves.items())), PerLeafClip({"a": 0.3, "b": 0.4})
     assert clip.init() == 1.0 and clip.total(2.0) == pytest.approx(1.0) and clip.each(2.0) == {"a": 0.6, "b": 0.8}
-    assert clip.by_leaf and not Clip(1.0).by_leaf and not AdaptiveClip(1.0).by_leaf
     whole = clip.weights(stack, 2.0)
     for name, rows in leaves.items():
-        own, bound = clip.leaf_weights(name, rows, 2.0)
-        assert bound == clip.each(2.0)[name] and torch.equal(own, whole[name])
-        assert torch.equal(own, Clip(bound).weights(rows, bound)) and bool((own < 1).any())
-    with pytest.raises(InvalidInput, match="name the leaves"):
-        PerLeafClip({"a": 0.3}).weights(stack, 1.0)
+        bound = clip.each(2.0)[name]
+        assert torch.equal(whole[name], Clip(bound).weights(rows, bound)) and bool((whole[name] < 1).any())
+    assert torch.equal(clip.weighted_sum(stack, 2.0, 0.01), weighted_sum(stack, whole, clip.each(2.0), 0.01))
+    for refused in (PerLeafClip({"a": 0.3}).weights, lambda *rest: PerLeafClip({"a": 0.3}).weighted_sum(*rest, 0.01)):
+        with pytest.raises(InvalidInput, match="name the leaves"):
+            refused(stack, 1.0)
 
 
 def test_a_clip_of_ones_own_inherits_one_bound_that_stays() -> None:
@@ -98,9 +98,8 @@ def test_a_clip_of_ones_own_inherits_one_bound_that_stays() -> None:
             return 2.0
 
     rows, own = rows_of(20, 3, torch.float64), Own()
-    weights, bound = own.leaf_weights("any", rows, 0.5)
-    assert bound == 0.5 and torch.equal(weights, Clip(0.5, ord=1).weights(rows, 0.5))
-    assert (own.each(0.5), own.total(0.5), own.next(0.5, {}), own.moves, own.by_leaf) == (0.5, 0.5, 0.5, False, False)
+    assert torch.equal(own.weights(rows, 0.5), Clip(0.5, ord=1).weights(rows, 0.5))
+    assert (own.each(0.5), own.total(0.5), own.next(0.5, {}), own.moves) == (0.5, 0.5, 0.5, False)
     assert (Clip(3.0).init(), AdaptiveClip(3.0).init(), AdaptiveClip.moves, Clip.moves) == (3.0, 3.0, True, False)
     assert (Clip(1.0).ord, Clip(1.0).before, GroupClip(1.0).before, AdaptiveClip(1.0).before) == (
         2,

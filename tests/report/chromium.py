@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 PATH = os.environ.get("ISTHMUS_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -131,9 +130,3 @@ class Browser:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

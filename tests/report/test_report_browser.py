@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ CHART_WORDS = """[...document.querySelectorAll('svg[role=img]')].filter(s => s.g
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with Browser() as found:
+    with closing(Browser()) as found:
         yield found
 
 

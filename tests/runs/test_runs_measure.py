@@ -19,12 +19,16 @@ from isthmus.runs.config import Settings
 from isthmus.runs.measure import COUNTED, Measured, _training_epsilon
 
 
+def write(path: str, x: np.ndarray, y: np.ndarray) -> None:
+    Path(path).write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x.tolist(), y.tolist(), strict=True)))
+
+
 def table(path: str, n: int, seed: int = 0, tail: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """y = 2 + x + noise; with a tail, some targets lie far beyond any range that is declared."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, n)
     y = 2 + x + 0.3 * rng.normal(size=n) + np.where(rng.random(n) < tail, 20.0, 0.0)
-    Path(path).write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x.tolist(), y.tolist(), strict=True)))
+    write(path, x, y)
     return x, y
 
 
@@ -35,8 +39,7 @@ LABELS = ["--target", "y", "--classes", "0,1", "--bounds", "x=-1,1", "--algorith
 def labels(path: str, n: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, n)
-    y = (x + rng.normal(size=n) > 0).astype(int)
-    Path(path).write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x.tolist(), y.tolist(), strict=True)))
+    write(path, x, (x + rng.normal(size=n) > 0).astype(int))
 
 
 def test_public_test_rows_are_scored_on_their_targets_as_they_are() -> None:

@@ -664,8 +664,7 @@ def _lower(below: Callable[[int, list[Tensor]], Tensor], *tensors: Tensor) -> Te
 def _tap(values: list[_SharedTensor], output: Tensor, inputs: list[Tensor], rows_of: rules.RowsOf) -> Tensor:
     """An output, examples in front, with a tap that gives the rows of the parameters behind some values."""
     leaves = [leaf for value in values for leaf in value.history.leaves]
-    feeds = [leaf.rule.leaves[leaf.suffix] for leaf in leaves]
-    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of, feeds)
+    return leaves[0].layers.tap(leaves[0].rule, output, 0, inputs, rows_of)
 
 
 # ------------------------------------------------------------ products, tables and convolutions
@@ -860,11 +859,6 @@ class _OperationRule(LayerRule[nn.Module]):
         owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
         return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
 
-    def check(self) -> None:
-        """Anything goes, but for what no embedding may do."""
-        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
-            rules._check_table(self.name, self.layer)
-
     def install(self, layers: Layers) -> list[Handle]:
         """What computes with the parameters is replaced by `_trace_layers`."""
         return []
@@ -943,7 +937,7 @@ class _TracedForward:
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
-        call = shapes_of_one(leaves, cuts)
+        call = rules.shapes_of_one(leaves, cuts)
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
@@ -1053,7 +1047,7 @@ class _TracedForward:
             )
             return []
 
-        return self.layers.tap(self.rules[0], x, 0, [], refuse, self.rules[0].leaves.values())
+        return self.layers.tap(self.rules[0], x, 0, [], refuse)
 
     @contextmanager
     def _unchanged(self, leaves: Leaves) -> Iterator[None]:
@@ -1067,14 +1061,3 @@ class _TracedForward:
         """Refuse the layer, by its name."""
         if self.own is not None:
             raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
-
-
-def shapes_of_one(leaves: Leaves, cuts: list[int | None]) -> Hashable:
-    """The shapes of one example's arguments, and where the batch keeps its examples."""
-    shapes: list[Hashable] = []
-    for x, cut in zip(leaves, cuts, strict=True):
-        if isinstance(x, Tensor):
-            shapes.append((x.dtype, cut, *(size for place, size in enumerate(x.shape) if place != cut)))
-        else:
-            shapes.append(None)
-    return tuple(shapes)
