@@ -96,21 +96,17 @@ def _fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> _Row:
     return _shown(_Row(name, epsilon, model.score(*data.test), model.seconds_, noise, numbers, model))
 
 
-def _of_public_records(data: Digits) -> _Row:
-    """The line of a model of the public records alone, which costs no privacy."""
-    name, began = f"public labels alone ({len(data.public[1])} records)", time.perf_counter()
-    model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
-    score = model.score(data.test[0] / PIXELS[1], data.test[1])
-    print(f"{name:<42}", end="")
-    return _shown(_Row(name, 0.0, score, time.perf_counter() - began))
-
-
 def _compared(data: Digits, epsilons: Sequence[float], names: Sequence[str]) -> tuple[list[_Row], float]:
     """All lines, and the epsilon of all private runs together."""
     ledger = Ledger(adjacency="add-remove")
     print(f"{'':<42}{'':>8}{'test':>10}{'noise':>12}{'numbers':>11}")
     print(f"{'':<42}{'epsilon':>8}{'accuracy':>10}{'multiplier':>12}{'released':>11}{'seconds':>9}")
-    rows = [_of_public_records(data)]
+    # a model of the public records alone costs no privacy
+    name, began = f"public labels alone ({len(data.public[1])} records)", time.perf_counter()
+    model = LogisticRegression(max_iter=1000).fit(data.public[0] / PIXELS[1], data.public[1])
+    score = model.score(data.test[0] / PIXELS[1], data.test[1])
+    print(f"{name:<42}", end="")
+    rows = [_shown(_Row(name, 0.0, score, time.perf_counter() - began))]
     for epsilon in epsilons:
         rows += [_fitted(name, data, epsilon, ledger=ledger, **RUNS[name](data)) for name in names]
     rows.append(_fitted("not private: comp_gd", data, math.inf, algorithm="comp_gd"))
@@ -124,8 +120,7 @@ def _report(data: Digits, rows: Sequence[_Row], own: _Row, together: float, out:
     """Write the record and the report of one run, with the others beside it; `together` is the epsilon of them all."""
     on = f"{len(data.test[1])} held-out records, declared public"
     private = [row for row in rows if 0 < row.epsilon < math.inf]
-    others: list[dict[str, Any]] = []
-    series: dict[str, dict[str, Any]] = {}
+    others, series = list[dict[str, Any]](), dict[str, dict[str, Any]]()
     for row in rows:
         figures = {"epsilon": row.epsilon, "score": row.score, "dims": row.numbers, "seconds": row.seconds}
         name, _, note = row.name.partition(": ")

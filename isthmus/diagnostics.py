@@ -22,9 +22,9 @@ sets of rows come from their factors where they have them, in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -51,13 +51,26 @@ def _axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     return ax
 
 
-def _curve(
-    ax: Axes | None, labels: tuple[str, str], values: Sequence[float], label: str | None, marker: str = ""
-) -> Axes:
-    """Values against 1, 2, ... on axes with these labels."""
-    ax = _axes(ax, *labels)
-    ax.plot(range(1, len(values) + 1), values, label=label, marker=marker)
-    return ax
+class _Curve:
+    """A record whose picture is the second column of its table against the first."""
+
+    _ylabel: ClassVar[str]
+    _logarithmic: ClassVar[str] = ""
+    _limits: ClassVar[tuple[float, float] | None] = None
+
+    def table(self) -> dict[str, list[float]]:
+        """Plain columns."""
+        raise NotImplementedError
+
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+        """The second column against the first."""
+        (xlabel, x), (_, y), *_ = self.table().items()
+        ax = _axes(ax, xlabel, self._ylabel)
+        ax.plot(x, y, marker=".", label=label)
+        ax.set_ylim(self._limits)
+        if max(y) > 0:
+            ax.set(**{f"{axis}scale": "log" for axis in self._logarithmic})
+        return ax
 
 
 def _check_public(name: str, rows: Rows) -> None:
@@ -97,13 +110,15 @@ def _mean_of(public: Rows | Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class Spectrum(_Curve):
     """Eigenvalues lambda_1 >= lambda_2 >= ... of M = (1/n) sum_i g_i g_i': min(n, d) of them, the others are 0.
 
     >>> measured = Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5)
     >>> measured.gap(1), measured.gap(2), measured.stable_rank, measured.shares.tolist()
     (2.0, 1.0, 1.3333333333333333, [0.75, 1.0])
     """
+
+    _ylabel, _logarithmic = "eigenvalue of the second moment", "y"
 
     values: Tensor
     n: int
@@ -144,13 +159,6 @@ class Spectrum:
         """Columns k, eigenvalue and share."""
         numbers = list(range(1, len(self.values) + 1))
         return {"k": numbers, "eigenvalue": self.values.tolist(), "share": self.shares.tolist()}
-
-    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
-        """Eigenvalues in descending order, on a log scale."""
-        ax = _curve(ax, ("k", "eigenvalue of the second moment"), self.values.tolist(), label=label)
-        if self.total > 0:
-            ax.set_yscale("log")
-        return ax
 
 
 @dataclass(frozen=True)
@@ -198,13 +206,15 @@ class Spectra:
 
 
 @dataclass(frozen=True, eq=False)
-class Components:
+class Components(_Curve):
     """|m_(1)| >= |m_(2)| >= ... of a mean gradient m, the picture of Figure 2 of Zhou, Wu and Banerjee.
 
     >>> measured = Components(torch.tensor([2.0, 1.0, 1.0]))
     >>> round(measured.envelope, 3), measured.table()
     (2.0, {'j': [1, 2, 3], 'component': [2.0, 1.0, 1.0]})
     """
+
+    _ylabel, _logarithmic = "|component| of the mean gradient", "xy"
 
     values: Tensor
 
@@ -217,14 +227,6 @@ class Components:
     def table(self) -> dict[str, list[float]]:
         """Columns j and component."""
         return {"j": list(range(1, len(self.values) + 1)), "component": self.values.tolist()}
-
-    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
-        """Components in descending order, both axes on a log scale."""
-        ax = _curve(ax, ("j", "|component| of the mean gradient"), self.values.tolist(), label=label)
-        if float(self.values[0]) > 0:
-            ax.set_xscale("log")
-            ax.set_yscale("log")
-        return ax
 
 
 def spectrum(public: Rows) -> Spectrum:
@@ -264,7 +266,7 @@ def sorted_components(public: Rows | Tensor) -> Components:
 
 
 @dataclass(frozen=True)
-class EnergyCurve:
+class EnergyCurve(_Curve):
     """The share of hold-out energy in the top-k public subspace, for each k of `ks`.
 
     rank  directions that carry energy: a larger k is the same subspace
@@ -273,6 +275,8 @@ class EnergyCurve:
     >>> curve.at(2), choose_k(curve)
     (0.8, 4)
     """
+
+    _ylabel, _limits = "share of hold-out energy", (0.0, 1.02)
 
     ks: tuple[int, ...]
     shares: tuple[float, ...]
@@ -289,16 +293,9 @@ class EnergyCurve:
         """Columns k and share."""
         return {"k": list(self.ks), "share": list(self.shares)}
 
-    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
-        """The share against k."""
-        ax = _axes(ax, "k", "share of hold-out energy")
-        ax.plot(self.ks, self.shares, marker=".", label=label)
-        ax.set_ylim(0, 1.02)
-        return ax
-
 
 @dataclass(frozen=True)
-class Angles:
+class Angles(_Curve):
     """Principal angles of two subspaces in radians, ascending, and ||V V' - W W'||.
 
     >>> measured = Angles((0.0, 0.5), distance=math.sin(0.5))
@@ -306,19 +303,14 @@ class Angles:
     {'i': [1, 2], 'angle': [0.0, 0.5]}
     """
 
+    _ylabel, _limits = "principal angle (radians)", (0.0, 1.6)
+
     values: tuple[float, ...]
     distance: float
 
     def table(self) -> dict[str, list[float]]:
         """Columns i and angle."""
         return {"i": list(range(1, len(self.values) + 1)), "angle": list(self.values)}
-
-    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
-        """The angles in degrees."""
-        degrees = [math.degrees(value) for value in self.values]
-        ax = _curve(ax, ("i", "principal angle (degrees)"), degrees, marker=".", label=label)
-        ax.set_ylim(0, 92)
-        return ax
 
 
 def captured_energy(public: Rows, public_holdout: Rows, ks: Iterable[int] | None = None) -> EnergyCurve:

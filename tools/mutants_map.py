@@ -133,7 +133,7 @@ SAME: dict[str, str] = {
     "sets/polytopes:ConvexHull._extreme_scale: 1.0 -> 2.0 in near_one *": "a tolerance that is twice as wide",
     "sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
     "sets/widths:_tail: 12.0 -> 24.0 *": "beyond 12 deviations nothing is left of the integral",
-    "sets/widths:_log1m: 1.0 -> 2.0 *": "a probability is at most 1",
+    "sets/widths:_max_chi.log_cdf: 1.0 -> 2.0 *": "a probability is at most 1",
     "sets/structured:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace is not asked for a diameter",
 }
 """Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""

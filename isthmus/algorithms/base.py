@@ -97,6 +97,23 @@ def _unless_bought(step: StepRule | str | None) -> StepRule | None:
     return step
 
 
+class _DescentOptions(TypedDict, total=False):
+    """What descents share; see `sgd`."""
+
+    step: StepRule | None
+    schedule: Schedule | None
+    output: str
+
+
+class _NarrowOptions(_DescentOptions, total=False):
+    """What those through maps share; see `comp_sgd`."""
+
+    m: Size | WidthRule | None
+    sketch: Family
+    tol: float
+    pick: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Descent:
     """A step on C by gradients as they are, or through maps of a narrow dimension m.
@@ -266,8 +283,8 @@ class Budget:
         def build(binding: Binding) -> Pipeline:
             sampler = self.sampler(binding, batch_size)
             rounds = rounds_of(binding, sampler, self.records(binding))
-            plan = self.plan(binding, [Charge("gradient", release.mechanism, rounds, sampler=sampler)])
-            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism("gradient"))])
+            plan = self.plan(binding, [Charge(release.name, release.mechanism, rounds, sampler=sampler)])
+            stage = Stage(sampler, [replace(release, mechanism=plan.mechanism(release.name))])
             return self.pipeline(binding, plan, rounds, [stage], step, **slots)
 
         return build

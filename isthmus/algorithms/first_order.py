@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from isthmus.algorithms.base import SIMPLEX_ONLY, Family, StepRule, Stop, WidthRule, _Descent, _mirror_of, _step_rule
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.suggest import Build, Choice, Run, _free_run, algorithm
+from isthmus.algorithms import base
+from isthmus.algorithms.base import SIMPLEX_ONLY, Family, StepRule, Stop, WidthRule
+from isthmus.algorithms.suggest import Build, Choice, Facts, Run, _free_run, algorithm
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.core.minimize import Binding
@@ -56,18 +56,11 @@ def gd(
     return _FreeDescent(step=step, momentum=momentum, schedule=schedule, output=output, sketch=None).build
 
 
-class _NarrowOptions(TypedDict, total=False):
+class _FreeOptions(base._NarrowOptions, total=False):
     """What compressed descents share; see `comp_sgd`."""
 
-    m: Size | WidthRule | None
-    step: StepRule | None
     error_feedback: bool
-    schedule: Schedule | None
-    output: str
-    sketch: Family
     refresh: int
-    tol: float
-    pick: str
 
 
 @algorithm
@@ -77,7 +70,7 @@ def comp_sgd(
     momentum: float = 0.0,
     draw: str = "shuffle",
     stop: Stop | None = None,
-    **options: Unpack[_NarrowOptions],
+    **options: Unpack[_FreeOptions],
 ) -> Build:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
@@ -105,7 +98,7 @@ def comp_sgd(
 
 @algorithm
 def comp_gd(
-    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[_NarrowOptions]
+    *, shifts: bool = False, momentum: float = 0.0, stop: Stop | None = None, **options: Unpack[_FreeOptions]
 ) -> Build:
     """CompGD (000): the full-batch form of `comp_sgd`.
 
@@ -121,7 +114,7 @@ def comp_minibatch(
     batch_size: int | Callable[[int], int] | None = None,
     draw: str | None = None,
     stop: Stop | None = None,
-    **options: Unpack[_NarrowOptions],
+    **options: Unpack[_FreeOptions],
 ) -> Build:
     """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
 
@@ -148,7 +141,7 @@ def comp_dist_sgd(
     shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
-    **options: Unpack[_NarrowOptions],
+    **options: Unpack[_FreeOptions],
 ) -> Build:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -209,12 +202,12 @@ def mirror_descent(
     >>> mirror_descent(step=0.1).name
     'mirror_descent'
     """
-    rule, sampler = _step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
-    descent = _Descent(m=m, schedule=schedule, output=output, sketch=sketch, optional=True)
+    rule, sampler = base._step_rule(step, schedule), Full() if batch_size is None else Shuffle(batch_size)
+    descent = base._Descent(m=m, schedule=schedule, output=output, sketch=sketch, optional=True)
 
     def build(binding: Binding) -> Pipeline:
         release = Release(encode=descent.encode(binding, sampler.rounds(binding.n)), lift=unbiased)
-        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=_mirror_of(binding))
+        return descent.pipeline(binding, [Stage(sampler, [release])], rule, update=base._mirror_of(binding))
 
     return build
 
@@ -228,7 +221,7 @@ def _sampler(draw: str, size: int | Callable[[int], int], other: str = "shuffle"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FreeDescent(_Descent):
+class _FreeDescent(base._Descent):
     """Descent without a budget; what a map loses may be kept by senders, or codes be lifted otherwise."""
 
     sketch: Family | None = CountSketch
@@ -241,7 +234,7 @@ class _FreeDescent(_Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _step_rule(self.step, self.schedule)
+        base._step_rule(self.step, self.schedule)
         validate.positive_int(refresh=self.refresh)
         nearest = self.pick == "nearest" or not (self.error_feedback or self.shifts)
         remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
@@ -270,7 +263,8 @@ class _FreeDescent(_Descent):
                 rate = m / (binding.d * (1 + self.wire.codec.chi(m)))
             update = Shifted(Step(binding.constraint, binding.penalty, self.momentum), rate)
             more = {"wire": replace(self.wire, shift=rate), "update": update}
-        return self.pipeline(binding, [Stage(self.sampler, [release])], _step_rule(self.step, self.schedule), **more)
+        stages, rule = [Stage(self.sampler, [release])], base._step_rule(self.step, self.schedule)
+        return self.pipeline(binding, stages, rule, **more)
 
 
 # ---------------------------------------------------------------- arguments by public facts

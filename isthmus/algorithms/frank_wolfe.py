@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.base import Budget, WidthRule, _BudgetOptions, _Descent, rounds_of
-from isthmus.algorithms.facts import CONSTANTS, Facts
-from isthmus.algorithms.suggest import Build, Choice, Refusal, Run, _free_run, _full_rounds, algorithm, require
+from isthmus.algorithms import suggest
+from isthmus.algorithms.base import Budget, WidthRule, _BudgetOptions, _Descent
+from isthmus.algorithms.suggest import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, require
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.base.space import Space
@@ -115,7 +115,7 @@ def _suggest_free(facts: Facts) -> Choice:
     able = facts.constraint is not None and facts.constraint.bounded and facts.constraint.can("lmo")
     require(able, "it needs a bounded set with a linear minimiser as constraint")
     require(facts.step is None, "its steps are searched for: leave step out")
-    run = _free_run(facts, min(facts.parameters, facts.max_dims or facts.parameters), sampled=False)
+    run = suggest._free_run(facts, min(facts.parameters, facts.max_dims or facts.parameters), sampled=False)
     seconds = facts.seconds(run.rounds, None, 0)
     if facts.narrow:
         return run.choice({"m": run.dims, "away": False, "line_search": "open"}, seconds=seconds)
@@ -142,16 +142,13 @@ def dp_fw(*, clip: float, step: Callable[[int], float] | None = None, **terms: U
     budget, bound = Budget(**terms), Clip(clip, ord=float("inf"))
 
     def build(binding: Binding) -> Pipeline:
-        form, sampler = _form_of(binding.constraint), budget.sampler(binding, None)
+        form = _form_of(binding.constraint)
         if form is None:
             remedy = "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
             validate.refuse("constraint", binding.constraint, remedy + "Frank-Wolfe needs")
-        rounds = rounds_of(binding, sampler, budget.records(binding))
-        plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
-        mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
-        release = Release("vertex", _VertexScores(form), bound, mechanism=mechanism, lift=_Vertex(form))
-        stage = Stage(sampler, [release])
-        return budget.pipeline(binding, plan, rounds, [stage], step or _OPEN, update=FrankWolfe(binding.constraint))
+        chosen = NoisyMax(1.0, signed=form.signed)
+        release = Release("vertex", _VertexScores(form), bound, mechanism=chosen, lift=_Vertex(form))
+        return budget.descent(release, step or _OPEN, update=FrankWolfe(binding.constraint))(binding)
 
     return build
 
@@ -264,9 +261,9 @@ def _suggest_private(facts: Facts) -> Choice:
         raise Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     require(facts.step is None, "its steps are 2 / (t + 2): leave step out")
     dims = facts.parameters if form.rows is None else len(form.rows)
-    rounds = _full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
+    rounds = suggest._full_rounds(facts, min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds)))
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1
-    spent = facts.split(Charge("vertex", "noisy-max", rounds))["vertex"]
+    spent = facts.split(Charge("vertex", NoisyMax(1.0), rounds))["vertex"]
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import base, suggest
-from isthmus.algorithms.facts import NUMBER, Facts
+from isthmus.algorithms.base import Budget, StepRule, rounds_of
+from isthmus.algorithms.suggest import AVERAGED, NUMBER, Build, Choice, Facts, Run, algorithm, full_run, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import AgainstAnchor, Restart
@@ -34,7 +35,7 @@ from isthmus.theory import schedules
 from isthmus.theory.printed import Printed, skgd_sigma
 
 
-@suggest.algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
+@algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
     smoothness: object,
@@ -49,7 +50,7 @@ def dp_skgd(
     schedule: schedules.Loops | None = None,
     as_published: bool = False,
     **terms: Unpack[base._BudgetOptions],
-) -> suggest.Build:
+) -> Build:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
     smoothness     M_j, the component smoothness: a number or one for each coordinate; or a matrix M with Hessian <= M,
@@ -74,7 +75,7 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    budget = base.Budget(**terms)
+    budget = Budget(**terms)
     if as_published:
         budget = replace(budget, adjacency=Adjacency.REPLACE_ONE)
     sampled = as_published and batch_size is not None
@@ -101,7 +102,7 @@ def dp_skgd(
         loop, scheduled = inner, None
         if schedule is not None:
             loop, scheduled = schedule.inner, schedule.steps
-        rounds = base.rounds_of(binding, sampler, records, scheduled)
+        rounds = rounds_of(binding, sampler, records, scheduled)
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
         if as_published:
@@ -118,8 +119,8 @@ def dp_skgd(
     return build
 
 
-@suggest.algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
-def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> suggest.Build:
+@algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
+def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Build:
     """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
     return dp_skgd(sampling="single", probabilities=probabilities, **arguments).build
 
@@ -172,20 +173,20 @@ def _spread(name: str, numbers: Tensor, d: int) -> Tensor:
     return numbers
 
 
-@suggest.algorithm(
+@algorithm(
     left_out="for research only: planned where it is asked for by name",
     words="now and then a full look at the records, in between small corrections; both with noise",
 )
 def dp_svrg(
     *,
     clip: float,
-    step: base.StepRule,
+    step: StepRule,
     inner: int,
     batch_size: int | None = 256,
     inner_clip: float | None = None,
     anchor_share: float = 0.5,
     **terms: Unpack[base._BudgetOptions],
-) -> suggest.Build:
+) -> Build:
     """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
 
     inner         K, the rounds of an inner loop, at least 2
@@ -195,7 +196,7 @@ def dp_svrg(
     >>> dp_svrg(epsilon=1.0, clip=1.0, step=0.1, inner=20, n="exact").name
     'dp_svrg'
     """
-    budget = base.Budget(**terms)
+    budget = Budget(**terms)
     rule, whole, single = base._step_rule(step, None), Clip(clip), Clip(clip if inner_clip is None else inner_clip)
     validate.positive_int(inner=inner)
     validate.check(inner > 1, "inner", inner, "give 2 or more: with an anchor in every round, use dp_gd")
@@ -203,7 +204,7 @@ def dp_svrg(
 
     def build(binding: Binding) -> Pipeline:
         everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)
-        rounds = base.rounds_of(binding, sampler, budget.records(binding))
+        rounds = rounds_of(binding, sampler, budget.records(binding))
         looks = -(-rounds // inner)
         anchors = Charge("anchor", rounds=looks, share=anchor_share)
         differences = Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler)
@@ -227,7 +228,7 @@ def dp_svrg(
     shortfall=(0.022, 0.07),
     research=True,
 )
-def _suggest_blocks(facts: Facts) -> suggest.Choice:
+def _suggest_blocks(facts: Facts) -> Choice:
     """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
     shape, d, name, shortfall = facts.component_smoothness, facts.parameters, "equal blocks", None
     blocks = min(d, max(10, -(-d // (facts.max_dims or d))))
@@ -236,7 +237,7 @@ def _suggest_blocks(facts: Facts) -> suggest.Choice:
     base = facts.smooth / 2  # steps of 2 / L
     arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
     arguments |= {"inner": min(250, run.rounds), "smoothness": base, "blocks": blocks}
-    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * suggest.AVERAGED["average"]
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
     if shape is not None:
         wide = base * np.maximum(shape / shape.max(), 0.1)
         parts = [part.tolist() for part in np.array_split(np.argsort(-wide, kind="stable"), blocks)]
@@ -256,13 +257,13 @@ def _suggest_blocks(facts: Facts) -> suggest.Choice:
     evidence="measured (003-uneven-columns): .014 of the loss left where scales differ by 100, DP-GD .157",
     shortfall=(0.028, 0.18),
 )
-def _suggest_single(facts: Facts) -> suggest.Choice:
+def _suggest_single(facts: Facts) -> Choice:
     """One coordinate a round, on all records."""
     wide, d = facts.component_smoothness, facts.parameters
     if wide is None:  # one number stands for all coordinates where nothing tells them apart
         wide = np.array([facts.smooth * facts.entry**2])
     bounds = facts.the_clip * np.sqrt(wide / facts.smooth)
-    run = suggest.full_run(facts, 1.0, 1, min(max(20 * d, 500), 2000))
+    run = full_run(facts, 1.0, 1, min(max(20 * d, 500), 2000))
     sigma = run.sigma * bounds
     unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
     step = facts.step or min(1.0, facts.tau / unit)
@@ -274,11 +275,11 @@ def _suggest_single(facts: Facts) -> suggest.Choice:
     )
 
 
-def _margin(run: suggest.Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> float:
+def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> float:
     """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
     visits = run.rounds * law
     walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
-    return float(walked) * suggest.AVERAGED["average"]
+    return float(walked) * AVERAGED["average"]
 
 
 def _few(values: np.ndarray) -> float | list[float]:
@@ -291,7 +292,7 @@ def _few(values: np.ndarray) -> float | list[float]:
     shortfall=(0.010, 0.044),
     research=True,
 )
-def _suggest(facts: Facts) -> suggest.Choice:
+def _suggest(facts: Facts) -> Choice:
     """A private anchor every 20 rounds, private differences in between."""
     clip, batch, inner = facts.the_clip, facts.batch_size or max(1, facts.n // 100), 20
     rounds = suggest._sampled_rounds(facts, batch, facts.passes / (1 + facts.n / (inner * batch)))
@@ -299,9 +300,9 @@ def _suggest(facts: Facts) -> suggest.Choice:
     looks = -(-rounds // inner)
     anchors = Charge("anchor", rounds=looks, share=0.5)
     numbers = facts.split(anchors, Charge("difference", rounds=rounds, share=0.5, sampler=Poisson(batch / facts.n)))
-    run = suggest.Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
+    run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
     anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
-    unit = math.hypot(suggest.walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
+    unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
     step = facts.step or min(1 / facts.smooth, facts.tau / unit)
     arguments = {"clip": clip, "inner": inner, "step": step, "batch_size": batch}
     return run.choice(

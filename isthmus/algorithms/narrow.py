@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from isthmus.algorithms import base, suggest
-from isthmus.algorithms.facts import CONSTANTS, Facts
+from isthmus.algorithms.base import Budget, StepRule, rounds_of
 from isthmus.algorithms.private import _PrivateDescent, _PrivateOptions
 from isthmus.algorithms.purchases import Lambda, SumPurchase, Terms, _with_unit_rows
+from isthmus.algorithms.suggest import CONSTANTS, Build, Choice, Facts, Refusal, Run, algorithm, full_run, require
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
 from isthmus.core.minimize import Binding, Purchased
@@ -35,7 +36,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.gradients import Outer
 from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.objectives.linear import LinearModel
-from isthmus.privacy import AdaptiveClip, Charge, Clip, Laplace, PrivacyPlan
+from isthmus.privacy import AdaptiveClip, Charge, Clip, Gaussian, Laplace, Mechanism, PrivacyPlan, TopK
 from isthmus.problems.scaling import unit_rows
 from isthmus.sketches import (
     Context,
@@ -59,7 +60,7 @@ _PUBLISHED = (
 )
 
 
-@suggest.algorithm(words="public records show the few directions that matter, and noise is added in those alone")
+@algorithm(words="public records show the few directions that matter, and noise is added in those alone")
 def pdp_sgd(
     *,
     k: int,
@@ -71,7 +72,7 @@ def pdp_sgd(
     method: str = "gram",
     as_published: bool = False,
     **options: Unpack[_PrivateOptions],
-) -> suggest.Build:
+) -> Build:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
     k, data       V_k: top eigenvectors of the second moment of the gradients of the public examples `data` (with
@@ -93,7 +94,7 @@ def pdp_sgd(
     return _PrivateDescent(batch_size=batch_size, encoder=encoder, dims=k, guarantee=guarantee, **options).build
 
 
-@suggest.algorithm(words="noise is added in a few random directions, and the step stays in them")
+@algorithm(words="noise is added in a few random directions, and the step stays in them")
 def rpdp_sgd(
     *,
     k: int = 800,
@@ -102,7 +103,7 @@ def rpdp_sgd(
     start_epoch: int = 0,
     clipped: str = "after",
     **options: Unpack[_PrivateOptions],
-) -> suggest.Build:
+) -> Build:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
     start_epoch  before it nothing is projected, and the noise is in R^d (15 in Fig. 4b of paper 004)
@@ -124,7 +125,7 @@ _MORE = 10
 """Directions that are tried beyond k: the span of a few more holds the top k far better."""
 
 
-@suggest.algorithm(
+@algorithm(
     left_out="for linear models with far fewer directions than columns: planned where it is asked for by name",
     words="the few directions that matter are found with noise, and then noise is added in those alone",
 )
@@ -132,11 +133,11 @@ def dp_subspace_gd(
     *,
     k: int,
     clip: float | AdaptiveClip,
-    step: base.StepRule | str = "auto",
+    step: StepRule | str = "auto",
     share: float = 0.3,
     output: str = "last",
     **terms: Unpack[base._BudgetOptions],
-) -> suggest.Build:
+) -> Build:
     """PDP-SGD on all records, in a subspace that is bought first: for linear models whose rows have norm at most 1.
 
     k      at most so many directions; those that do not stand out of the noise of their purchase are left out
@@ -213,20 +214,20 @@ class _Directions(SumPurchase):
         return min(d, self.k + _MORE)
 
 
-@suggest.algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
+@algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
 def compressive_dp_sgd(
     *,
     p: int | None = None,
     kappa: int | None = None,
     clip: float,
-    step: base.StepRule | None = None,
+    step: StepRule | None = None,
     variant: str = "gaussian",
     batch_size: int | None = None,
     output: str = "last",
     schedule: Schedule | None = None,
     as_published: bool = False,
     **terms: Unpack[base._BudgetOptions],
-) -> suggest.Build:
+) -> Build:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
     p        the narrow dimension, about kappa log(d / kappa) and at least 3; variants "gaussian" and "laplace"
@@ -255,7 +256,7 @@ def compressive_dp_sgd(
     validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
-    budget = base.Budget(**terms)
+    budget = Budget(**terms)
     if as_published:
         budget = budget.as_published()
     descent, kept, codes = base._Descent(step=step, schedule=schedule, output=output), kappa or 0, p or 0
@@ -264,11 +265,13 @@ def compressive_dp_sgd(
     def build(binding: Binding) -> Pipeline:
         validate.at_most(binding.d, "the dimension d", p=codes, kappa=kept)
         records, sampler = budget.records(binding), budget.sampler(binding, batch_size)
-        rounds = base.rounds_of(binding, sampler, records, descent.scheduled)
-        kind = "laplace" if as_published or variant in ("laplace", "dense") else "gaussian"
-        items = [Charge("gradient", kind, rounds, sampler=sampler)]
+        rounds = rounds_of(binding, sampler, records, descent.scheduled)
+        noise: Mechanism = Gaussian(1.0)
+        if as_published or variant in ("laplace", "dense"):
+            noise = Laplace(1.0)
+        items = [Charge("gradient", noise, rounds, sampler=sampler)]
         if variant == "selection" and not as_published:
-            choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=kept)
+            choose = Charge("choose", TopK(kept, 1.0), rounds, share=0.5, sampler=sampler)
             items = [choose, replace(items[0], share=0.5)]
         plan = budget.plan(binding, items)
         if as_published:
@@ -355,7 +358,7 @@ REFRESH = 10
     shortfall=(0.012, 0.06),
     research=True,
 )
-def _suggest_random(facts: Facts) -> suggest.Choice:
+def _suggest_random(facts: Facts) -> Choice:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
     run = suggest._sampled_run(facts, facts.the_clip, k)
@@ -364,11 +367,11 @@ def _suggest_random(facts: Facts) -> suggest.Choice:
 
 
 @pdp_sgd.suggest_arguments(shortfall=(0.014, 0.11))
-def _suggest_public(facts: Facts) -> suggest.Choice:
+def _suggest_public(facts: Facts) -> Choice:
     """The top-k eigenspace of public gradients, k from the energy curve."""
     if facts.public is None:
-        raise suggest.Refusal("no public rows: give public=X or (X, y)")
-    suggest.require(facts.outputs == 1 or facts.public.labelled, "several outputs: the public rows need labels")
+        raise Refusal("no public rows: give public=X or (X, y)")
+    require(facts.outputs == 1 or facts.public.labelled, "several outputs: the public rows need labels")
     k, captured = facts.public_size, "no energy curve"
     share = facts.public.share(k)
     if share:
@@ -387,15 +390,15 @@ def _suggest_public(facts: Facts) -> suggest.Choice:
     shortfall=(0.025, 0.243),
     research=True,
 )
-def _suggest_gaussian(facts: Facts) -> suggest.Choice:
+def _suggest_gaussian(facts: Facts) -> Choice:
     """Noise on Gaussian codes, a sparse gradient decoded by CoSaMP."""
     d = facts.parameters
-    suggest.require(d >= 3, "fewer than 3 parameters: nothing to compress")
+    require(d >= 3, "fewer than 3 parameters: nothing to compress")
     p = max(3, min(d, 100 if facts.sparse else 50, facts.max_dims or d))
     kappa, rounds = max(1, min(10, p // 5)), 100
     if d > CONSTANTS.small:  # decoding takes long
         rounds = 20
-    run = suggest.full_run(facts, facts.the_clip, p, rounds)
+    run = full_run(facts, facts.the_clip, p, rounds)
     norm = run.sigma * math.sqrt(kappa)  # what the decoder keeps of the noise
     flops = run.rounds * p * (60 * d + facts.n * facts.filled)
     arguments, gain = {"p": p, "kappa": kappa}, math.sqrt(kappa / d)
@@ -407,13 +410,13 @@ def _suggest_gaussian(facts: Facts) -> suggest.Choice:
     evidence="measured: 1.00 where DP-GD has .59 (5 of d = 2000 coefficients, n = 2000); a9a .827, IMDB .693",
     shortfall=(0.023, 0.155),
 )
-def _suggest_selection(facts: Facts) -> suggest.Choice:
+def _suggest_selection(facts: Facts) -> Choice:
     """kappa coordinates chosen by the exponential mechanism, then their values."""
-    suggest.require(facts.parameters >= 3, "fewer than 3 parameters: nothing to compress")
+    require(facts.parameters >= 3, "fewer than 3 parameters: nothing to compress")
     rounds = suggest._full_rounds(facts, 20 if facts.sparsity else 100)
     kappa = min(facts.sparsity or 10, facts.parameters)
-    items = Charge("choose", "top-k", rounds, share=0.5, k=kappa), Charge("gradient", rounds=rounds, share=0.5)
+    items = Charge("choose", TopK(kappa, 1.0), rounds, share=0.5), Charge("gradient", rounds=rounds, share=0.5)
     numbers, entry = facts.split(*items), facts.the_clip * facts.entry
-    run = suggest.Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
+    run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     arguments, gain = {"kappa": kappa, "clip": entry, "variant": "selection"}, math.sqrt(kappa / facts.parameters)
     return suggest._stepped(run, arguments, gain, noise_norm=run.sigma * math.sqrt(kappa))

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Required, Unpack
 
 from isthmus.algorithms import base, purchases, suggest
-from isthmus.algorithms.facts import CONSTANTS, NUMBER, Facts
+from isthmus.algorithms.base import SIMPLEX_ONLY, Budget, PrivateSampler, StepRule, Stop, rounds_of
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Shapes, Statistics, SumPurchase, TargetShape
+from isthmus.algorithms.suggest import CONSTANTS, NUMBER, Build, Choice, Facts, algorithm, full_run, require, walk
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import Tail, Update
@@ -28,38 +29,31 @@ from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Adjacency, Charge, Clip, FixedSize, GroupClip
 from isthmus.privacy.clips import COUNT_SHARE, ClipCountEncoder
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Size, resolve
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, resolve
 from isthmus.theory import Rule, Schedule
 from isthmus.theory.printed import Printed, own_length
 
 
-class _PrivateOptions(base._BudgetOptions, total=False):
+class _PrivateOptions(base._BudgetOptions, base._DescentOptions, total=False):
     """What private descents share; see `dp_sgd`."""
 
     clip: Required[float | AdaptiveClip]
-    step: base.StepRule | None
-    output: str
-    schedule: Schedule | None
-    stop: base.Stop | None
+    stop: Stop | None
     micro_batch: int
 
 
-class _NarrowPrivateOptions(_PrivateOptions, total=False):
-    """What those with maps share; see `dp_comp_minibatch`."""
+class _NarrowPrivateOptions(_PrivateOptions, base._NarrowOptions, total=False):
+    """What those through maps share; see `dp_comp_minibatch`."""
 
-    m: Size | base.WidthRule | None
-    sketch: base.Family
-    tol: float
-    pick: str
     clipped: str
     as_published: bool
 
 
-@suggest.algorithm(
+@algorithm(
     direct=True,
     words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
 )
-def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[_PrivateOptions]) -> suggest.Build:
+def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Unpack[_PrivateOptions]) -> Build:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
@@ -86,8 +80,8 @@ def dp_sgd(*, batch_size: int | None = 256, momentum: float = 0.0, **options: Un
     return _PrivateDescent(batch_size=batch_size, momentum=momentum, **options).build
 
 
-@suggest.algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
-def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
+@algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
+def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_NarrowPrivateOptions]) -> Build:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
 
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
@@ -104,8 +98,8 @@ def dp_comp_minibatch(*, batch_size: int | None = 256, **options: Unpack[_Narrow
     return _through_maps(batch_size=batch_size, **options)
 
 
-@suggest.algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
-def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
+@algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
+def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
@@ -120,13 +114,13 @@ def priv_sgd(**options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
     return _through_maps(**options)
 
 
-@suggest.algorithm(like=priv_sgd, words=priv_sgd.words)
-def dp_comp_gd(**options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
+@algorithm(like=priv_sgd, words=priv_sgd.words)
+def dp_comp_gd(**options: Unpack[_NarrowPrivateOptions]) -> Build:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return priv_sgd(**options).build
 
 
-def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivateOptions]) -> suggest.Build:
+def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivateOptions]) -> Build:
     """A private descent through maps: as published, Gaussian ones."""
     options.setdefault("output", "average")
     options.setdefault("sketch", CountSketch)
@@ -135,10 +129,8 @@ def _through_maps(batch_size: int | None = None, **options: Unpack[_NarrowPrivat
     return _PrivateDescent(batch_size=batch_size, **options).build
 
 
-@suggest.algorithm(
-    left_out=base.SIMPLEX_ONLY, words="each round adds noise to a sum and moves by factors, inside a simplex"
-)
-def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_PrivateOptions]) -> suggest.Build:
+@algorithm(left_out=SIMPLEX_ONLY, words="each round adds noise to a sum and moves by factors, inside a simplex")
+def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_PrivateOptions]) -> Build:
     """`mirror_descent` on clipped sums with Gaussian noise; arguments as for `dp_sgd`.
 
     >>> dp_mirror_descent(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
@@ -148,13 +140,11 @@ def dp_mirror_descent(*, batch_size: int | None = None, **options: Unpack[_Priva
     return _PrivateDescent(batch_size=batch_size, moves=base._mirror_of, **options).build
 
 
-@suggest.algorithm(
-    direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise"
-)
+@algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
 def dp_gd(
     *,
     clip: float | AdaptiveClip,
-    step: base.StepRule | str | None = None,
+    step: StepRule | str | None = None,
     momentum: float = 0.0,
     output: str = "last",
     scale: str = "none",
@@ -165,9 +155,9 @@ def dp_gd(
     precondition: bool = False,
     tau: float | None = None,
     schedule: Schedule | None = None,
-    stop: base.Stop | None = None,
+    stop: Stop | None = None,
     **budget: Unpack[base._BudgetOptions],
-) -> suggest.Build:
+) -> Build:
     """DP-GD: `dp_sgd` on all records every round.
 
     For linear models whose rows have norm at most 1 it can first buy, from the same budget, what it needs to know:
@@ -245,11 +235,11 @@ class _PrivateDescent(base._Descent):
     clipped: str = "after"
     micro_batch: int = 1
     moves: Callable[[Binding], Update] | None = None
-    budget: base.Budget = field(init=False)
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        budget = base.Budget(self.epsilon, self.delta, self.adjacency, self.n)
+        budget = Budget(self.epsilon, self.delta, self.adjacency, self.n)
         object.__setattr__(self, "budget", budget.as_published() if self.as_published else budget)
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro_batch)
@@ -272,13 +262,13 @@ class _PrivateDescent(base._Descent):
         _check_purchases(self.buys, binding)
         budget, n, groups = self.budget, self.budget.records(binding), None
         drawn = budget.sampler(binding, self.batch_size)
-        sampler: base.PrivateSampler = drawn
+        sampler: PrivateSampler = drawn
         if self.as_published and self.batch_size is not None:
             sampler = FixedSize(self.batch_size, binding.n)
         elif self.micro_batch > 1:
             groups = max(1, round(drawn.divisor(n) / self.micro_batch))
             sampler = replace(drawn, expected=float(groups))  # the mean is over groups
-        rounds, clip = base.rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
+        rounds, clip = rounds_of(binding, sampler, n, self.scheduled), self.clipping(sampler)
         gradient = Charge("gradient", rounds=rounds, share=1 - sum(item.share for item in self.buys), sampler=sampler)
         charges = [*(Charge(item.name, share=item.share) for item in self.buys), gradient]
         if isinstance(clip, AdaptiveClip):
@@ -305,7 +295,7 @@ class _PrivateDescent(base._Descent):
             more["before"] = purchases._paid(plan, self.buys, purchases.Terms(n, rounds, clip.init(), plan.mu))
         return self.pipeline(binding, [Stage(sampler, releases, groups=groups)], step, **more)
 
-    def _step(self, binding: Binding, release: Release, sampler: base.PrivateSampler, rounds: int) -> StepSize:
+    def _step(self, binding: Binding, release: Release, sampler: PrivateSampler, rounds: int) -> StepSize:
         """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None or self.schedule is not None:
             return base._step_rule(self.step, self.schedule)
@@ -320,7 +310,7 @@ class _PrivateDescent(base._Descent):
         noise = release.mechanism.number * clip.total(bound) * gain / sampler.divisor(n)
         return Rule(base._diameter_of(binding) / math.hypot(bound, math.sqrt(m) * noise), power=0.5)
 
-    def clipping(self, sampler: base.PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
+    def clipping(self, sampler: PrivateSampler | None = None) -> AdaptiveClip | Clip | GroupClip:
         """The clip as its type; that of micro-batches depends on what the sampler looks at."""
         before = self.clipped == "before" or (self.encoder is not None and self.encoder.clips_before)
         if isinstance(self.clip, AdaptiveClip):
@@ -350,7 +340,7 @@ def _check_purchases(items: Sequence[SumPurchase], binding: Binding) -> None:
     evidence="measured: a9a .840 in one pass, all records .764; .846 in 10 passes at epsilon 0.5 (private_tables)",
     shortfall=(0.004, 0.026),
 )
-def _suggest_batches(facts: Facts) -> suggest.Choice:
+def _suggest_batches(facts: Facts) -> Choice:
     """Poisson batches of n / 100."""
     return suggest._stepped(suggest._sampled_run(facts, facts.the_clip, facts.parameters), {})
 
@@ -360,7 +350,7 @@ def _suggest_batches(facts: Facts) -> suggest.Choice:
     shortfall=(0.011, 0.05),
     research=True,
 )
-def _sketched_batches(facts: Facts) -> suggest.Choice:
+def _sketched_batches(facts: Facts) -> Choice:
     """Poisson batches, a fresh count-sketch every round."""
     run = suggest._sampled_run(facts, facts.the_clip, facts.narrow_size)
     return suggest._sketched(run, "m")
@@ -370,9 +360,9 @@ def _sketched_batches(facts: Facts) -> suggest.Choice:
     evidence="Theorem 12 (000); measured: lending R2 .439 with 3000 rows and m = 20, on batches .436, in blocks .26",
     shortfall=(0.012, 0.06),
 )
-def _sketched_sums(facts: Facts) -> suggest.Choice:
+def _sketched_sums(facts: Facts) -> Choice:
     """All records, a fresh count-sketch every round."""
-    run = suggest.full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
+    run = full_run(facts, facts.the_clip, facts.narrow_size, CONSTANTS.sampled_rounds)
     return suggest._sketched(run, "m")
 
 
@@ -384,12 +374,12 @@ def _sketched_sums(facts: Facts) -> suggest.Choice:
     evidence="measured (private_tables): a9a .839, IMDB .811 at epsilon 0.5 with 100 rounds",
     shortfall=(0.011, 0.037),
 )
-def _plain(facts: Facts) -> suggest.Choice:
+def _plain(facts: Facts) -> Choice:
     """All records, one public step; nothing is bought."""
     return suggest._stepped(suggest._plain_run(facts, facts.parameters), {})
 
 
-def _prepared(facts: Facts, scale: str, solved: bool) -> suggest.Choice:
+def _prepared(facts: Facts, scale: str, solved: bool) -> Choice:
     """A scale is bought, then the step or, where it is to be solved, X'X."""
     _check(facts, scale, solved)
     clip, smooth, columns, copied, gram = facts.the_clip, scale == "shapes", facts.d, 0, 0.0
@@ -412,7 +402,7 @@ def _prepared(facts: Facts, scale: str, solved: bool) -> suggest.Choice:
     items = _bought(**bought)
     looks, left = len(items), 1 - math.fsum(item.share for item in items)
     if solved:
-        run = suggest.full_run(facts, clip, dims, 100 if smooth else 50, left, looks)
+        run = full_run(facts, clip, dims, 100 if smooth else 50, left, looks)
         # standardised rows of norm 1 have X'X / n near I / (d + 1); the last half of the points is averaged,
         # but steps along smooth features average by themselves
         inverse = dims / (facts.of_loss.usual_curvature or facts.smooth)
@@ -432,12 +422,12 @@ def _prepared(facts: Facts, scale: str, solved: bool) -> suggest.Choice:
         rounds = 400
     elif scale != "none" and facts.wide:
         rounds = min(max(round(facts.tau * facts.b / (100 * clip)), 100), 400)
-    run = suggest.full_run(facts, clip, dims, rounds, left, looks)
+    run = full_run(facts, clip, dims, rounds, left, looks)
     if facts.step is not None:
-        margin = suggest.walk(run, facts.step)
+        margin = walk(run, facts.step)
     else:
         # the longest stable step is d times 1.8 / h at most, as the spectrum allows; or what tau allows
-        margin = min(suggest.walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / left))
+        margin = min(walk(run, CONSTANTS.longest * dims / facts.smooth), facts.tau * math.sqrt(1 / left))
     output, noise = "last", suggest.AVERAGED["last"]
     if numbers and not facts.sparse and (scale != "none" or facts.public is not None):
         output, noise = "average", suggest.AVERAGED["tail"]
@@ -453,16 +443,16 @@ def _check(facts: Facts, scale: str, solved: bool) -> None:
     """Refuse facts that this preparation is not for."""
     scaled, kept = scale != "none", facts.scale == "auto" or facts.constraint is not None
     meant = "a set or a penalty is about the coefficients as they are: columns are not rescaled"
-    suggest.require(facts.free or not (scaled and kept), meant)
-    suggest.require(facts.scale != "none" or not scaled or facts.public is None, "columns were scaled by public rows")
-    suggest.require(facts.scale in ("auto", scale), f"scale={facts.scale!r} was asked for")
-    suggest.require(scale != "shapes" or not facts.sparse, "smooth features are for dense rows")
+    require(facts.free or not (scaled and kept), meant)
+    require(facts.scale != "none" or not scaled or facts.public is None, "columns were scaled by public rows")
+    require(facts.scale in ("auto", scale), f"scale={facts.scale!r} was asked for")
+    require(scale != "shapes" or not facts.sparse, "smooth features are for dense rows")
     centred = scale == "moments" and facts.sparse and facts.d > SMALL
-    suggest.require(not centred, f"CSR rows of more than {SMALL} columns are not centred")
+    require(not centred, f"CSR rows of more than {SMALL} columns are not centred")
     if solved:
         why = _unsolvable(facts, scale)
-        suggest.require(not why, why)
-        suggest.require(facts.step is None, "preconditioned steps have length 1: leave step out")
+        require(not why, why)
+        require(facts.step is None, "preconditioned steps have length 1: leave step out")
 
 
 def _unsolvable(facts: Facts, scale: str) -> str:

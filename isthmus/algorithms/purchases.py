@@ -28,8 +28,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.facts import _usual_tau
-from isthmus.algorithms.suggest import Build
+from isthmus.algorithms.suggest import Build, _usual_tau
 from isthmus.base import validate
 from isthmus.base.matrix import View, is_sparse
 from isthmus.base.space import Space

@@ -101,15 +101,10 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as
     from tqdm.auto import tqdm
 
 
-def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, whose output is no terminal and shows bars all the same."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and "IPKernelApp" in shell.config
-
-
 def bar(total: int, visible: bool | None = None, **options: Any) -> Any:
     """A tqdm bar; `visible=None` shows it on a terminal and in a notebook, and nowhere else."""
-    disable = None  # tqdm then shows it on a terminal alone
-    if visible is not None or _in_notebook():
+    disable, shell = None, getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = shell is not None and "IPKernelApp" in shell.config  # no terminal, and shows bars all the same
+    if visible is not None or in_notebook:  # else tqdm shows it on a terminal alone
         disable = visible is False
     return tqdm(total=total, disable=disable, **options)

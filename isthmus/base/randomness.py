@@ -53,29 +53,19 @@ def sign_range(hash_key: int, lo: int, hi: int, device: torch.device | str | Non
     """
     first = lo >> 5
     if torch.device(device or "cpu").type == "cpu":
-        return torch.from_numpy(1 - 2 * _bit_range(hash_key, lo, hi).view(np.int8))
+        packed = _mix_array(hash_key, np.arange(first, ((hi - 1) >> 5) + 1))
+        bits = np.unpackbits(packed.astype("<u4", copy=False).view(np.uint8), bitorder="little").view(np.int8)
+        return torch.from_numpy(1 - 2 * bits[lo - 32 * first : hi - 32 * first])
     words = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1, device=device))
     places = torch.arange(31, -1, -1, dtype=torch.int32, device=device)
     top = torch.bitwise_left_shift(words[:, None], places)
     return top.bitwise_right_shift_(31).bitwise_or_(1).view(-1)[lo - 32 * first : hi - 32 * first]
 
 
-def _bit_range(hash_key: int, lo: int, hi: int) -> NDArray[np.uint8]:
-    """1 where the sign of lo, ..., hi - 1 is -1, else 0: a NumPy array.
-
-    >>> (1 - 2 * _bit_range(7, 45, 99).astype(int)).tolist() == signs(7, torch.arange(45, 99)).tolist()
-    True
-    """
-    first = lo >> 5
-    words = _mix_array(hash_key, np.arange(first, ((hi - 1) >> 5) + 1))
-    bits = np.unpackbits(words.astype("<u4", copy=False).view(np.uint8), bitorder="little")
-    return bits[lo - 32 * first : hi - 32 * first]
-
-
 def bit_rows(hash_keys: Sequence[int], words: int) -> NDArray[np.uint8]:
-    """A row for each key: its `_bit_range` from 0 to 32 * words, all in one go, which costs less.
+    """A row for each key: 1 where the `sign_range` from 0 to 32 * words is -1, all in one go, which costs less.
 
-    >>> bit_rows([7, 8], 2).tolist() == [_bit_range(key, 0, 64).tolist() for key in (7, 8)]
+    >>> bit_rows([7, 8], 2).tolist() == [(sign_range(key, 0, 64) < 0).int().tolist() for key in (7, 8)]
     True
     """
     halves = np.array(hash_keys, dtype="<u8").view("<u4").reshape(-1, 2, 1).astype(np.uint32, copy=False)

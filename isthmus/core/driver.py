@@ -46,7 +46,7 @@ from isthmus.gradients.rows import Rows, Stack, compact, regrouped, total
 from isthmus.lifts import Lifted
 from isthmus.objectives.module import Layers, captured, unused
 from isthmus.privacy.clips import SPAN, Rounding, part_of_error
-from isthmus.privacy.ledger import Chargeable
+from isthmus.privacy.ledger import RunLedger
 from isthmus.privacy.noise import Source
 from isthmus.sketches.base import Sketch, without_memo
 from isthmus.sketches.compose import IdentityMap
@@ -438,7 +438,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Source | None = None,
-        ledger: Chargeable | None = None,
+        ledger: RunLedger | None = None,
         layers: Layers | None = None,
         fast: bool = True,
         group: Group = ALONE,
@@ -686,7 +686,7 @@ class TorchDriver:
             message = self.group.add(round, self.stage, lambda: mine, checksum, own, self.n, empty)
         pipeline.close_stage(round, self.stage, message, self.keys, self.ledger)
         if self.group.rank and self.ledger is not None and self.private:
-            self.ledger.charge(self.stage, t)  # a copy of what was charged where the noise is
+            self.ledger.charge(self.stage.name, t)  # a copy of what was charged where the noise is
         self.state = pipeline.advance(round, self.state, [message])
         self._forget_round()
         for observe in self.observers:

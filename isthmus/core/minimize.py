@@ -30,7 +30,7 @@ from isthmus.privacy import event_json
 from isthmus.privacy.clips import Clip
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Chargeable, Ledger, opened
+from isthmus.privacy.ledger import Ledger, RunLedger, opened
 from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge
 from isthmus.privacy.statement import Account, PrivacyStatement
@@ -242,8 +242,8 @@ class PrivateSide:
         validate.check(budget is not None or ledger is None, "ledger", ledger, remedy)
         if ledger is None and leads:
             ledger = Ledger(budget=budget, adjacency=promise.adjacency)
-        self.ledger: Ledger | Chargeable | None = opened(ledger, promise.adjacency)
-        """Of one that is none of this library's nothing is asked but to charge."""
+        self.ledger: Ledger | RunLedger | None = opened(ledger, promise.adjacency)
+        """Of one that is a run's already nothing is asked but to charge."""
         self.bought: list[Stage] = []
         """Looks before the loop that were taken and charged, now or before an interruption."""
         self._objectives: tuple[object, ...] = ()
@@ -287,7 +287,7 @@ class PrivateSide:
             (value,) = pipeline.look(stage, context, self.promise).values()
         return value
 
-    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[Chargeable | None]:
+    def open(self, pipe: Pipeline, first: int, rounds: int) -> AbstractContextManager[RunLedger | None]:
         """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
 
         At its end those that were never begun are given back.
@@ -298,8 +298,8 @@ class PrivateSide:
 
     def _run(
         self, stages: Sequence[Stage], reserve: int | Mapping[str, int] = 1
-    ) -> AbstractContextManager[Chargeable | None]:
-        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+    ) -> AbstractContextManager[RunLedger | None]:
+        """A hold on the ledger, which is told of noise that can be subtracted; a hold is its own."""
         if not isinstance(self.ledger, Ledger):
             return nullcontext(self.ledger)
         events = {stage.name: stage.event(self.promise.adjacency) for stage in stages}

@@ -52,8 +52,8 @@ from isthmus.privacy import accounting, clips
 from isthmus.privacy.accounting import Adjacency, joint
 from isthmus.privacy.clips import ClippedSum, Clipping, GroupClip, PerLeafClip, Rounding
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.ledger import Chargeable
-from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded, words_of
+from isthmus.privacy.ledger import RunLedger
+from isthmus.privacy.mechanisms import Exact, Mechanism, check_bounded
 from isthmus.privacy.noise import Source
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, Sampler, rate_of
@@ -301,7 +301,7 @@ def _check_claim(pipe: Pipeline) -> None:
             # one that runs as its paper prints it may have no finite cost: it says itself what it really gives
             looks = list(accounting.leaves_of(event))
             free = any(isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part) for part in looks)
-            honest = bool(looks) and (not free or bool(words_of(release.mechanism)[2]))
+            honest = bool(looks) and (not free or bool(release.mechanism.guarantee))
             remedy = f"give one whose event costs something finite: this one accounts for itself as {event}"
             validate.check(honest, "mechanism", release.mechanism, remedy)
             remedy = f"give a GroupClip: stage {stage.name!r} clips means of micro-batches"
@@ -783,19 +783,19 @@ def counted(message: Message, records: int | None, per_round: PerRound, clients:
 # ---------------------------------------------------------------- where the noise is
 
 
-def pay(round: Round, stage: Stage, ledger: Chargeable | None) -> None:
+def pay(round: Round, stage: Stage, ledger: RunLedger | None) -> None:
     """Charge a private stage of a round, once: at its release, or before where sums come with their noise."""
     if not stage.private or stage.name in round.paid:
         return
     if ledger is None:
         remedy = f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
         validate.refuse("ledger", None, remedy)
-    ledger.charge(stage, round.t)
+    ledger.charge(stage.name, round.t)
     round.paid.add(stage.name)
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is, charge BEFORE the release; everywhere, lift what was released and hold it in the round."""
     make = partial(_release, round, stage, message, keys, ledger)
@@ -820,7 +820,7 @@ def close_stage(
     return released
 
 
-def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Chargeable | None) -> dict[str, Tensor]:
+def _release(round: Round, stage: Stage, message: Message, keys: Keys, ledger: RunLedger | None) -> dict[str, Tensor]:
     """The noised values of a stage.
 
     What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
@@ -883,7 +883,7 @@ class RunContext:
     public_rows: Callable[[Tensor, Any], Rows] = no_public
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Chargeable | None = None
+    ledger: RunLedger | None = None
     maps: Maps = field(default_factory=dict)
     whole: int | None = None
     """How many records all holders of data have together; None where this process has them all."""

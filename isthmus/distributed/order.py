@@ -71,26 +71,22 @@ class Order:
         tree = storage.unpack(data, "order")
         with validate.reading("data", f"{len(data)} bytes", "send an order of a round: this is not one"):
             order = Order(**tree)
-            order._check()
+            validate.check(isinstance(order.stage, str), "stage", order.stage, "give a name")
+            validate.non_negative_int(t=order.t, epoch=order.epoch, seed=order.seed)
+            if not isinstance(order.eta, Tensor):
+                validate.non_negative(eta=order.eta)
+            validate.positive(**{f"bounds[{slot!r}]": bound for slot, bound in order.bounds.items()})
+            if order.w is not None:
+                flat = order.w.ndim == 1 and order.w.is_floating_point()
+                validate.check(flat, "w", type(order.w).__name__, "give a vector of real numbers")
+                remedy = "send the digest of the iterate that is sent: this is another one's"
+                validate.check(order.digest == _digest_of(order.w), "digest", order.digest, remedy)
+            tables = [order.anchors, *order.released.values()]  # what is no table fails here
+            valid = all(isinstance(table, dict) for table in (order.parts, order.released, *tables))
+            validate.check(valid, "order", type(order.parts).__name__, "give tables by name")
+            valid = all(x is None or isinstance(x, Tensor) for table in tables for x in table.values())
+            validate.check(valid, "order", "tensors", "give tensors")
         return order
-
-    def _check(self) -> None:
-        """What came over a wire has the kinds of things that it should."""
-        validate.check(isinstance(self.stage, str), "stage", self.stage, "give a name")
-        validate.non_negative_int(t=self.t, epoch=self.epoch, seed=self.seed)
-        if not isinstance(self.eta, Tensor):
-            validate.non_negative(eta=self.eta)
-        validate.positive(**{f"bounds[{slot!r}]": bound for slot, bound in self.bounds.items()})
-        if self.w is not None:
-            flat = self.w.ndim == 1 and self.w.is_floating_point()
-            validate.check(flat, "w", type(self.w).__name__, "give a vector of real numbers")
-            remedy = "send the digest of the iterate that is sent: this is another one's"
-            validate.check(self.digest == _digest_of(self.w), "digest", self.digest, remedy)
-        tables = [self.anchors, *self.released.values()]  # what is no table fails here
-        valid = all(isinstance(table, dict) for table in (self.parts, self.released, *tables))
-        validate.check(valid, "order", type(self.parts).__name__, "give tables by name")
-        valid = all(x is None or isinstance(x, Tensor) for table in tables for x in table.values())
-        validate.check(valid, "order", "tensors", "give tensors")
 
 
 def _digest_of(w: Tensor | None) -> str:
@@ -138,7 +134,6 @@ class DataSite:
     keys      of this place: its secret source draws the batches of private stages here
     memory    what senders keep of what a sketch lost (error feedback), by client and slot
     physical  how many rows are held at once
-    read      the iterate, where orders do not bring it
     """
 
     pipe: Pipeline
@@ -148,17 +143,12 @@ class DataSite:
     physical: int | None = None
     maps: Maps = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
-    read: Callable[[], Tensor] | None = None
 
     def answer(self, order: Order, client: Client) -> Message:
         """Bind this round's maps, draw the sample, measure it, send."""
         stage, w = _stage_of(self.pipe, order.stage), order.w
         if w is None:
-            if self.read is None:
-                validate.refuse("order.w", None, "send the iterate with the order: there is none here")
-            w = self.read()
-            remedy = "send the iterate with the order: the iterate here is another one"
-            validate.check(_digest_of(w) == order.digest, "order.digest", order.digest, remedy)
+            validate.refuse("order.w", None, "send the iterate with the order: there is none here")
         validate.shape((self.space.d,), w=w)
         parts = {**order.parts, **{f"{slot}/clip": bound for slot, bound in order.bounds.items()}}
         held = {name: StageOutput(anchor, ()) for name, anchor in order.anchors.items()}

@@ -38,7 +38,7 @@ from isthmus.privacy import accounting, compose, event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.ledger import Ledger, Limit
+from isthmus.privacy.ledger import BudgetExceeded, Ledger
 from isthmus.privacy.noise import FastSource, GeneratorSource, SecretSource, Source, check_scale
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
@@ -135,16 +135,25 @@ class Accountant:
 
         return accounting.solve(cost, epsilon, tight)[0]
 
-    def limit(self, rounds: int, epsilon: float, delta: float) -> Limit:
-        """At most the rounds that a target pays for, refused in this accountant's numbers.
+    def limit(self, rounds: int, budget: tuple[float, float]) -> Callable[[str, event_json.Json, int], None]:
+        """What refuses more rounds than a target (epsilon, delta) pays for, in this accountant's numbers.
 
-        >>> run = Ledger().run({"main": dpa.GaussianDpEvent(9.0)}, limit=Accountant(Ledger()).limit(1, 1.0, 1e-5))
+        >>> ledger = Ledger()
+        >>> run = ledger.run({"main": dpa.GaussianDpEvent(9.0)}, limit=Accountant(ledger).limit(1, (1.0, 1e-5)))
         >>> run.charge("main", 0)
         >>> run.charge("main", 1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         isthmus.privacy.ledger.BudgetExceeded: 'main' needs epsilon 0...
         """
-        return Limit(rounds, (epsilon, delta), self.cost)
+
+        def refuse_more(stage: str, event: event_json.Json, made: int) -> None:
+            if made >= rounds:
+                held = self.ledger.event()
+                more = accounting.compose([held, event_json.from_json(event)])
+                spent, asked = (self.cost(total, budget[1]) for total in (held, more))
+                raise BudgetExceeded(stage, 1, spent, asked, budget)
+
+        return refuse_more
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
@@ -228,7 +237,7 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._limit: Limit | None = None
+        self._target: tuple[int, tuple[float, float]] | None = None  # rounds, and what they may cost
         self._copy = False
         self._unseen = False
         """Whether rank 0's ledger did not see a checkpoint's rounds: ranks that have a copy cannot read that off it."""
@@ -321,14 +330,16 @@ class PrivacyEngine:
             noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, not ranks.rank)
             remedy = "give a number above 0: no budget is enough without noise (leave it out to look for mistakes)"
             validate.check(not bare or ledger.budget is None, "noise_multiplier", noise_multiplier, remedy)
-            if ledger.budget is not None and self._limit is None:
+            if ledger.budget is not None and self._target is None:
                 warn_of_large_delta(ledger.budget[1], n)
             looked = public is not None or stage.releases[0].encode.public
             assumed = {RANDOM: not (noise.seeded or bare), MEAN: loss_reduction == "mean", SHAPES: True}
             assumed |= {COLLATED: _collates(data_loader), _NORMALISER: True, PUBLIC: looked, SHARED: ranks.size > 1}
             assumptions = (*_ASSUMPTIONS, *(words for words, holds in assumed.items() if holds))
             promise, event = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions), stage.event(ledger.adjacency)
-            limit = None if ranks.rank else self._limit  # a copy of the ledger refuses nothing
+            limit = None
+            if self._target is not None and not ranks.rank:  # a copy of the ledger refuses nothing
+                limit = Accountant(ledger, self._kind).limit(*self._target)
             self.driver = driver = TorchDriver(
                 Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
                 module,
@@ -388,13 +399,13 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
-        self._limit = scratch.limit(rounds, *budget)
+        self._target = rounds, budget
         try:
             z = scratch.multiplier(sampler, rounds, *budget)
             rest |= {"data_loader": data_loader, "poisson_sampling": poisson_sampling}
             triple = self.make_private(noise_multiplier=z, **rest)
         finally:
-            self._limit = None
+            self._target = None
         self._trainings[-1].planned = rounds
         return triple
 
@@ -575,7 +586,7 @@ class PrivacyEngine:
             self._ledger, self._copy = Ledger(adjacency=needed), True
         if self._ledger is None:
             assert not isinstance(self._given, Ledger)
-            budget = None if self._limit is None else self._limit.budget
+            budget = None if self._target is None else self._target[1]
             self._ledger = Ledger(self._given, budget, adjacency=needed)
         remedy = (
             f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "

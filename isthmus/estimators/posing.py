@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.facts import CONSTANTS
 from isthmus.algorithms.purchases import SMALL, Ranges, SumPurchase, ranged
+from isthmus.algorithms.suggest import CONSTANTS
 from isthmus.base import storage, validate
 from isthmus.base.matrix import Csr, Matrix, as_matrix, canonical, is_sparse, take
 from isthmus.base.streamed import Streamed, dense_parts, opened

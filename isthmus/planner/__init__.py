@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.facts import CONSTANTS, Facts, PublicFacts
 from isthmus.algorithms.frank_wolfe import ball_bound, reach, vertex_bound
 from isthmus.algorithms.private import preferred
-from isthmus.algorithms.suggest import Algorithm, Choice, Refusal, Variant, algorithm_of
+from isthmus.algorithms.suggest import CONSTANTS, Algorithm, Choice, Facts, PublicFacts, Refusal, Variant, algorithm_of
 from isthmus.base import notebook, validate
 from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.core.minimize import Recipe

@@ -57,10 +57,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _RoundLoss:
-    """The loss of one round: masses at first, first + 1, ... intervals, and of an infinite loss."""
+    """The loss of one round: the multiples of the interval that have a mass, its logarithm, and an infinite loss's."""
 
-    first: int
-    masses: Numbers
+    at: Numbers
+    logs: Numbers
     infinite: float
 
 
@@ -142,7 +142,7 @@ class _Total:
 
     def __init__(self, rounds: Sequence[tuple[_RoundLoss, int]], interval: float) -> None:
         self.interval, self.n = interval, sum(n for _, n in rounds)
-        self.parts = [(*_positive(losses), n) for losses, n in rounds]
+        self.parts = [(losses.at, losses.logs, n) for losses, n in rounds]
 
     def epsilon(self, log_target: float) -> float:
         """Of this delta, from above."""
@@ -244,12 +244,6 @@ def _log_sum(exponents: Numbers) -> float:
     return largest + math.log(float(np.exp(exponents - largest).sum()))
 
 
-def _positive(loss: _RoundLoss) -> tuple[Numbers, Numbers]:
-    """The multiples that have a mass, and the logarithms of their masses."""
-    there = np.flatnonzero(loss.masses)
-    return loss.first + there.astype(np.float64), np.log(loss.masses[there])
-
-
 # ---------------------------------------------------------------- one round
 
 
@@ -263,7 +257,9 @@ def _round(leaf: DpEvent, side: object, interval: float) -> _RoundLoss:
     if isinstance(mechanism, dpa.pld.privacy_loss_mechanism.LaplacePrivacyLoss):
         deltas[-1] = 0.0  # no loss is larger: what is left there is rounding
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # rounding may have bent it
-    return _RoundLoss(first, _chords(deltas, interval), float(deltas[-1]))
+    masses = _chords(deltas, interval)
+    there = np.flatnonzero(masses)
+    return _RoundLoss(first + there.astype(np.float64), np.log(masses[there]), float(deltas[-1]))
 
 
 def _chords(deltas: Numbers, interval: float) -> Numbers:

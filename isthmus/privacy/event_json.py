@@ -143,6 +143,11 @@ def _keyed(data: Json) -> Counter[str]:
     return counts
 
 
+def _counted(totals: Mapping[str, int]) -> DpEvent:
+    """The event of all the releases that `_keyed` counts."""
+    return composed((json.loads(key), count) for key, count in totals.items())
+
+
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
     """One `dp_accounting` event of all the releases, equal ones counted together."""
     return _one_event((from_json(data), count) for data, count in totals if count)
@@ -193,11 +198,6 @@ def _words(leaf: Json) -> str:
 def multiples(multiplier: float) -> str:
     """A noise multiplier in words: the scale of the noise relative to the bound of one record."""
     return f"{multiplier:.4g} times the most one record can add"
-
-
-def _all_words(event: DpEvent | Mapping[str, object]) -> str:
-    """The noise of each kind of release of an event, in words."""
-    return ", ".join(_words(leaf) for leaf, _ in flatten(to_json(event)))
 
 
 def _sampling_words(leaf: Json) -> str:

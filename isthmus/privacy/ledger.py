@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 from isthmus.base import secret
 from isthmus.base.atomic import CannotWrite, atomic_write, writing
@@ -73,7 +73,7 @@ from isthmus.privacy.accounting import Adjacency, _Relation
 from isthmus.privacy.event_json import DpEvent, Json, _keyed, canonical
 from isthmus.privacy.leaks import PrivacyBudgetWarning, warn
 
-__all__ = ["BudgetExceeded", "Chargeable", "Ledger", "LedgerCorrupt", "Limit", "RunLedger"]
+__all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "RunLedger"]
 
 Event: TypeAlias = "DpEvent | Mapping[str, object]"
 """An event of `dp_accounting`, or its JSON form."""
@@ -83,6 +83,9 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 _Budget: TypeAlias = "tuple[float, float] | float | None"
 _Sizes: TypeAlias = "int | Mapping[str, int]"
 _Given = TypeVar("_Given")
+_Limit: TypeAlias = "Callable[[str, Json, int], None]"
+"""Asked before every charge of a run, by the stage, the event of its round, and how many of them were made: it refuses
+rounds beyond those that a target pays for, whatever the ledger has left."""
 
 
 FORMAT = 1
@@ -244,7 +247,7 @@ class _FileRecords(_Records):
                 self._look()
                 mark = self._mark()  # before the transaction: what others write meanwhile may be ahead of it
                 with contextlib.closing(_connected(self.path)) as self._database:
-                    self._database.execute("BEGIN IMMEDIATE")
+                    _begin(self._database, self.path)
                     if self._unsettled:
                         self._forget()
                     self._unsettled = True
@@ -263,7 +266,12 @@ class _FileRecords(_Records):
             except (sqlite3.DatabaseError, UnicodeError) as error:  # of names in a damaged database
                 raise LedgerCorrupt(f"{self.path}: this is not a ledger, or a damaged one ({error})") from error
             if self._number > found:
-                self._write_mark()
+                with writing(self._mark_path, _FULL):
+                    descriptor = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o666)
+                    try:  # numbers of one width: no write leaves a mixture behind
+                        os.pwrite(descriptor, f"{self._number:020d} {self._head}\n".encode("ascii"), 0)
+                    finally:
+                        os.close(descriptor)
             self._unsettled = False
 
     def append(self, *bodies: Json) -> None:
@@ -349,22 +357,10 @@ class _FileRecords(_Records):
         """The number and hash of a record that the file must hold; 0 where none is known."""
         number, digest = b"", b""
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(self._mark_path, os.O_RDONLY)
-            try:
-                number, _, digest = os.read(descriptor, 128).strip().partition(b" ")
-            finally:
-                os.close(descriptor)
+            number, _, digest = self._mark_path.read_bytes().strip().partition(b" ")
         if number.isdigit() and len(digest) == len(START):
             return int(number), digest
         return 0, b""
-
-    def _write_mark(self) -> None:
-        with writing(self._mark_path, _FULL):
-            descriptor = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:  # numbers of one width: no write leaves a mixture behind
-                os.pwrite(descriptor, f"{self._number:020d} {self._head}\n".encode("ascii"), 0)
-            finally:
-                os.close(descriptor)
 
     # ------------------------------------------------------------ files of format 1
 
@@ -412,36 +408,33 @@ class _FileRecords(_Records):
         self.append({"kind": "torn", "run": "", "charges": list(most.values())})
 
 
-class _Waiting(sqlite3.Connection):
-    """A connection that says, once, that it waits for another process, and waits on."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, timeout=_SILENCE, isolation_level=None)
-        self._path, self._silent = path, True
-
-    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
-        """The statements that wait are BEGIN and COMMIT, and the first to look into a file that is being written."""
-        try:
-            return super().execute(sql, values)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not self._silent:
-                raise
-        self._silent = False
-        warn(
-            f"another process has held the ledger {str(self._path)!r} for {_SILENCE:g} seconds, and this one goes on "
-            "waiting for it: look for another process that has the ledger open (stopped in a debugger, say), and let "
-            "it go on or end it",
-            RuntimeWarning,
-        )
-        super().execute(f"PRAGMA busy_timeout={round(1000 * (_PATIENCE - _SILENCE))}")
-        return super().execute(sql, values)
-
-
 def _connected(path: Path) -> sqlite3.Connection:
-    database = _Waiting(path)
+    database = sqlite3.connect(path, timeout=_SILENCE, isolation_level=None)
     database.text_factory = bytes
-    database.execute("PRAGMA synchronous=EXTRA")
     return database
+
+
+_BEGIN = "PRAGMA synchronous=EXTRA", "BEGIN EXCLUSIVE"
+"""What may wait for another process: in the transaction nothing does."""
+
+
+def _begin(database: sqlite3.Connection, path: Path) -> None:
+    """Begin a transaction; where another process holds the file, say so once, and wait on."""
+    try:
+        for statement in _BEGIN:
+            database.execute(statement)
+        return
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+    warn(
+        f"another process has held the ledger {str(path)!r} for {_SILENCE:g} seconds, and this one goes on "
+        "waiting for it: look for another process that has the ledger open (stopped in a debugger, say), and let "
+        "it go on or end it",
+        RuntimeWarning,
+    )
+    for statement in (f"PRAGMA busy_timeout={round(1000 * (_PATIENCE - _SILENCE))}", *_BEGIN):
+        database.execute(statement)
 
 
 def _old_record(line: bytes) -> tuple[str, bytes | str]:
@@ -477,19 +470,6 @@ def _checked_budget(budget: object) -> tuple[float, float] | None:
 # ---------------------------------------------------------------- what is charged
 
 
-class _Named(Protocol):
-    """Whatever has a name, as the stage of a pipeline has."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Chargeable(Protocol):
-    """What a pipeline needs: it is charged before anything private is released."""
-
-    def charge(self, stage: _Named, t: int) -> None: ...
-
-
 class BudgetExceeded(RuntimeError):
     """A charge was refused and nothing was released: `spent`, `asked` (the total with the charge) and `left`."""
 
@@ -507,18 +487,6 @@ class BudgetExceeded(RuntimeError):
             f"{self.spent:.6g} is spent already and {self.left:.6g} is left, too little for {rounds}. "
             "Nothing was released."
         )
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The rounds of a run that its target (epsilon, delta) pays for, whatever the ledger it is charged to has left.
-
-    `cost(event, delta)` is epsilon by the accountant that the target was set with.
-    """
-
-    rounds: int
-    budget: tuple[float, float]
-    cost: Callable[[DpEvent, float], float]
 
 
 _SEEDED: Json = {"kind": "seeded", "run": ""}
@@ -650,12 +618,12 @@ class Ledger:
                 self._records.append(_SEEDED)
 
     def run(
-        self, events: Mapping[str, Event], reserve: _Sizes = 1, *, seeded: bool = False, limit: Limit | None = None
+        self, events: Mapping[str, Event], reserve: _Sizes = 1, *, seeded: bool = False, limit: _Limit | None = None
     ) -> RunLedger:
         """Begin a run whose stage `name` costs `events[name]` a round, reserving `reserve` rounds at a time.
 
-        `seeded` says that the run's noise can be subtracted: its first charge marks the ledger for good.  Rounds beyond
-        a `limit` are refused.
+        `seeded` says that the run's noise can be subtracted: its first charge marks the ledger for good.  `limit` may
+        refuse rounds before they are charged.
         """
         return RunLedger(self, events, reserve, seeded=seeded, limit=limit)
 
@@ -667,10 +635,9 @@ class Ledger:
         >>> ledger.rounds()
         {'quantile': 1}
         """
-        positive_int(rounds=rounds)
-        with RunLedger(self, {what: event}, rounds, whole=True, seeded=seeded) as run:
-            for t in range(rounds):
-                run.charge(what, t)
+        with RunLedger(self, {what: event}, rounds, seeded=seeded) as run:
+            run._take(what, 0, least=rounds)
+            run._left[what] = 0  # all of them are made
 
     def require(self, event: Event, what: str = "run") -> None:
         """Raise `BudgetExceeded` where the budget does not hold this event on top of what is spent; charges nothing.
@@ -713,7 +680,7 @@ class Ledger:
 
     def event(self) -> DpEvent:
         """All charges as one `dp_accounting` event, equal ones counted together."""
-        return _composed(self._totals())
+        return event_json._counted(self._totals())
 
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
@@ -806,7 +773,7 @@ class Ledger:
     def _epsilon(self, totals: _Totals, delta: float) -> float:
         if not totals:
             return 0.0
-        return accounting.epsilon_of(_composed(totals), delta, self.adjacency)
+        return accounting.epsilon_of(event_json._counted(totals), delta, self.adjacency)
 
     def _exceeded(self, what: str, totals: _Totals, event: _Totals, rounds: int) -> BudgetExceeded:
         assert self.budget is not None
@@ -839,10 +806,6 @@ def _times(event: _Totals, rounds: int) -> _Totals:
     return Counter({key: count * rounds for key, count in event.items()})
 
 
-def _composed(totals: _Totals) -> DpEvent:
-    return event_json.composed((json.loads(key), count) for key, count in totals.items())
-
-
 class RunLedger:
     """One run's hold on a ledger: what the pipeline calls before each release.
 
@@ -855,8 +818,7 @@ class RunLedger:
     | killed | all reserved rounds stay charged | |
 
     A run belongs to the process that began it: a fork or a copy would spend the same reservation twice and is
-    refused.  Use it as a context manager, or call `close`.  `whole` refuses a reservation that fits only in part,
-    `limit` rounds beyond what a target pays for.
+    refused.  Use it as a context manager, or call `close`.
 
     >>> run = Ledger().run({"main": {"event": "Gaussian", "noise_multiplier": 2.0}}, reserve=5)
     >>> run.charge("main", 0)
@@ -873,9 +835,8 @@ class RunLedger:
         events: Mapping[str, Event],
         reserve: _Sizes = 1,
         *,
-        whole: bool = False,
         seeded: bool = False,
-        limit: Limit | None = None,
+        limit: _Limit | None = None,
     ) -> None:
         good = bool(events) and all(isinstance(name, str) and name for name in events)
         check(good, "events", events, "give the event of a round for each stage, by its name")
@@ -887,34 +848,29 @@ class RunLedger:
         self._announced: Json = {
             name: {"event": event_json.to_json(event), "rounds": int(reserve[name])} for name, event in events.items()
         }
-        self.ledger, self.id, self._whole = ledger, secrets.token_hex(8), whole
-        self.seeded, self.limit = seeded or secret.rehearsed(), limit
+        self.ledger, self.id = ledger, secrets.token_hex(8)
+        self.seeded, self._limit = seeded or secret.rehearsed(), limit
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)
         ledger._begin(self.id, self._announced)
 
-    def charge(self, stage: _Named | str, t: int = 0) -> None:
-        """Pay for one round of a stage (or its name): when this returns, the release may be made."""
-        name = stage
-        if not isinstance(name, str):
-            name = name.name
+    def charge(self, stage: str, t: int = 0) -> None:
+        """Pay for one round of a stage: when this returns, the release may be made."""
         with self._lock:
             self._require_open()
-            if name not in self._announced:
-                refuse("stage", name, f"name a stage that this run announced, which are {sorted(self._announced)}")
-            event, rounds = self._announced[name]["event"], self._announced[name]["rounds"]
-            if self.limit is not None and max(int(t), self._used[name]) >= self.limit.rounds:
-                held = self.ledger.event()
-                more = accounting.compose([held, event_json.from_json(event)])
-                spent, asked = (self.limit.cost(events, self.limit.budget[1]) for events in (held, more))
-                raise BudgetExceeded(name, 1, spent, asked, self.limit.budget)
-            if not self._left[name]:
-                least = 1
-                if self._whole:
-                    least = rounds
-                self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least, self.seeded)
-            self._left[name] -= 1
-            self._used[name] += 1
+            if stage not in self._announced:
+                refuse("stage", stage, f"name a stage that this run announced, which are {sorted(self._announced)}")
+            if self._limit is not None:
+                self._limit(stage, self._announced[stage]["event"], max(int(t), self._used[stage]))
+            if not self._left[stage]:
+                self._take(stage, int(t))
+            self._left[stage] -= 1
+            self._used[stage] += 1
+
+    def _take(self, stage: str, t: int, least: int = 1) -> None:
+        """Charge the ledger for the rounds that the stage reserves, or for as many as the budget still allows."""
+        event, rounds = self._announced[stage]["event"], self._announced[stage]["rounds"]
+        self._left[stage] = self.ledger._reserve(self.id, stage, t, event, rounds, least, self.seeded)
 
     def close(self, refund: bool = True) -> None:
         """End the run; rounds reserved and never begun are given back.  Closing twice does nothing.

@@ -12,13 +12,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from isthmus.base import class_registry, validate
+from isthmus.base import validate
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.clips import ClippedSum
@@ -32,11 +31,10 @@ class Mechanism(ABC):
     """Releases a bounded value; its noise scale is always a multiplier times the value's bound.
 
     A mechanism of one's own is a frozen dataclass of this class with `release` and `event`; a field `multiplier` is
-    what a plan sets.  Objects that have `private`, `ords`, `release` and `event` and are no subclass run too.
+    what a plan sets.
 
     ords       the norms in which it takes sums clipped
     private    whether it hides its data behind noise
-    kind       a short name for it in a `Charge`
     noise_parameter       the field with the one number that says how much noise
     selects    whether it chooses coordinates: its number is then an epsilon, larger for less noise
     source     where its noise comes from, if not from the run's own source
@@ -55,7 +53,6 @@ class Mechanism(ABC):
 
     ords: ClassVar[tuple[float, ...]] = (2.0,)
     private: ClassVar[bool] = True
-    kind: ClassVar[str] = ""
     noise_parameter: ClassVar[str] = "multiplier"
     selects: ClassVar[bool] = False
     source: str | None = None
@@ -71,7 +68,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """Its noise in words, here those of its event."""
-        return event_json._all_words(self.event())
+        return ", ".join(event_json._words(leaf) for leaf, _ in event_json.flatten(event_json.to_json(self.event())))
 
     @property
     def number(self) -> float:
@@ -112,32 +109,6 @@ def check_bounded(mechanism: Mechanism, bounded: ClippedSum) -> None:
         validate.refuse("ord", bounded.ord, f"clip in one of the norms {mechanism.ords}, which {name} takes")
 
 
-@cache
-def _named(kind: str) -> type[Mechanism]:
-    """The class that a `Charge` means by a short name.
-
-    >>> _named("top-k").__name__
-    'TopK'
-    """
-    kinds = class_registry.subclasses(Mechanism)  # type: ignore[type-abstract]
-    ours_last = sorted(kinds, key=lambda subclass: subclass.__module__ == __name__)  # nobody takes a name of ours
-    named = {str(vars(subclass).get("kind")): subclass for subclass in ours_last}
-    names = sorted(named.keys() - {"", "None"})
-    validate.check(kind in names, "mechanism", kind, f"choose one of {names}")
-    return named[kind]
-
-
-def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
-    """Noise, its source and the guarantee of a mechanism, in words; of one that is no subclass, what it says.
-
-    >>> words_of(Gaussian(2.0))
-    ('Gaussian noise of 2 times the most one record can add', None, '')
-    """
-    describe = getattr(mechanism, "describe", None)
-    words = event_json._all_words(mechanism.event()) if describe is None else str(describe())
-    return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
-
-
 @dataclass(frozen=True)
 class Exact(Mechanism):
     """No noise: the sum as it is.  Not private.
@@ -173,7 +144,6 @@ class Gaussian(Mechanism):
     """
 
     multiplier: float
-    kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
@@ -206,7 +176,6 @@ class Laplace(Mechanism):
     """
 
     multiplier: float
-    kind: ClassVar[str] = "laplace"
     ords: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -271,7 +240,6 @@ class NoisyMax(_Choice):
 
     epsilon: float
     signed: bool = True
-    kind: ClassVar[str] = "noisy-max"
 
     def release(self, bounded: ClippedSum, noise: Source | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
@@ -303,7 +271,6 @@ class TopK(_Choice):
 
     k: int
     epsilon: float
-    kind: ClassVar[str] = "top-k"
 
     @property
     def _choices(self) -> int:
@@ -359,7 +326,6 @@ class DiscreteGaussian(_OnGrid):
 
     multiplier: float
     grid: float
-    kind: ClassVar[str] = "discrete-gaussian"
     source = "secret noise from opendp's own cryptographic generator"
 
     def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:

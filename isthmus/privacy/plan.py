@@ -6,21 +6,21 @@ accounted is what runs.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from isthmus.base import class_registry, storage, validate
 from isthmus.privacy import accounting
 from isthmus.privacy.accounting import Adjacency, _Relation, noise_multiplier
 from isthmus.privacy.event_json import DpEvent, dpa
-from isthmus.privacy.mechanisms import Mechanism, _named
+from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, Mechanism, NoisyMax, TopK
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
+from isthmus.privacy.skellam import Skellam
 
 
 def default_delta(n: int) -> float:
@@ -67,58 +67,39 @@ _SAMPLERS: dict[str, type[FullBatch | Poisson | FixedSize]] = {
 class Charge:
     """One thing that is released again and again: its mechanism, its sampler, how often, its share of the budget.
 
-    `mechanism` is a mechanism whose noise the plan sets, its class, or a short name ("gaussian", "laplace",
-    "discrete-gaussian" with `grid`, "noisy-max", "top-k" with `k`).  `share` is a share of `mu^2`, the budget in which
+    `mechanism` is one whose noise the plan sets, whatever it is now.  `share` is a share of `mu^2`, the budget in which
     costs add up; shares of a plan sum to 1.  Charges of one `stage` look at the same sample and are accounted jointly.
 
-    >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).template.with_number(2.0)
+    >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).mechanism.with_number(2.0)
     Gaussian(multiplier=2.0)
     """
 
     name: str
-    mechanism: Mechanism | type[Mechanism] | str = "gaussian"
+    mechanism: Mechanism = Gaussian(1.0)
     rounds: int = 1
     share: float = 1.0
     sampler: FullBatch | Poisson | FixedSize = field(default_factory=FullBatch)
     stage: str | None = None
-    k: int = 1
-    grid: float | None = None
 
     def __post_init__(self) -> None:
-        validate.positive_int(rounds=self.rounds, k=self.k)
+        validate.positive_int(rounds=self.rounds)
         validate.probability(share=self.share)
         is_sampler = isinstance(self.sampler, tuple(_SAMPLERS.values()))
         validate.check(is_sampler, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
-        mechanism = self.template
+        mechanism = self.mechanism
+        remedy = "give a Mechanism, such as Gaussian(1.0)"
+        validate.check(isinstance(mechanism, Mechanism), "mechanism", mechanism, remedy)
         remedy = "give a private mechanism: this one adds no noise, so no budget can be spent on it"
         validate.check(mechanism.private, "mechanism", mechanism, remedy)
         validate.check(type(mechanism).__hash__ is not None, "mechanism", mechanism, "make it a frozen dataclass")
         mechanism.with_number(mechanism.number)
-
-    @cached_property
-    def template(self) -> Mechanism:
-        """The mechanism, its noise yet to be set."""
-        mechanism = self.mechanism
-        if isinstance(mechanism, Mechanism):
-            return mechanism
-        kind = mechanism
-        if isinstance(kind, str):
-            kind = _named(kind)
-        subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
-        validate.check(subclass, "mechanism", mechanism, "give a Mechanism, its class or its name")
-        options = inspect.signature(kind).parameters
-        validate.check("k" in options or self.k == 1, "k", self.k, "leave it out: only top-k takes a k")
-        needed = "grid" not in options or self.grid is not None
-        validate.check(needed, "grid", self.grid, "give the grid, which a discrete Gaussian needs")
-        own = {name: value for name, value in (("k", self.k), ("grid", self.grid)) if name in options}
-        return kind(**{kind.noise_parameter: 1.0, **own})
 
     def number_at(self, scale: float) -> float:
         """The multiplier, or a selection's epsilon, that spends `share / scale^2` of `mu^2` in all its rounds.
 
         A round at rate q and multiplier z spends `(q / z)^2` to first order, a selection `k epsilon^2 / 4`.
         """
-        return self.template.spending(math.sqrt(self.share / self.rounds) / scale, self.sampler.rate).number
+        return self.mechanism.spending(math.sqrt(self.share / self.rounds) / scale, self.sampler.rate).number
 
 
 @dataclass(frozen=True)
@@ -126,8 +107,7 @@ class PrivacyPlan:
     """A budget and its split: all items together cost `epsilon` at `delta`, and no more.
 
     One scale is found so that the whole run, with every item's noise in proportion to its share, costs exactly
-    epsilon under the accountant (from below, within 0.01 %).  `n_public` is the number of records where that is
-    public; then delta may be left out and is `min(1e-5, n^-1.1)`.
+    epsilon under the accountant (from below, within 0.01 %).
 
     >>> plan = PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("gradient", rounds=1000)])
     >>> round(plan.multiplier("gradient"), 2), plan.mechanism("gradient").private
@@ -135,26 +115,28 @@ class PrivacyPlan:
     """
 
     epsilon: float
-    delta: float = None  # type: ignore[assignment]  # filled in, as are the numbers
+    delta: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-    n_public: int | None = None
     items: Sequence[Charge] = ()
-    numbers: Mapping[str, float] = field(default=None, hash=False)  # type: ignore[arg-type]
+    numbers: Mapping[str, float] = field(default=None, hash=False)  # type: ignore[arg-type]  # filled in
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
+        validate.open_unit(delta=self.delta)
         object.__setattr__(self, "items", tuple(self.items))
-        object.__setattr__(self, "delta", _delta(self.delta, self.n_public))
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         _check_items(self.items)
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
             validate.check(abs(total - 1) < 1e-9, "share", total, "give shares that add up to 1")
-            prices = tuple(repr(item.template.event()) for item in self.items)  # equal mechanisms may differ in them
+            prices = tuple(repr(item.mechanism.event()) for item in self.items)  # equal mechanisms may differ in them
             scale = _scale(self.items, prices, self.epsilon, self.delta, self.adjacency)
             object.__setattr__(self, "numbers", _numbers_at(self.items, scale))
         else:
-            _check_numbers(self.items, self.numbers)
+            names = [item.name for item in self.items]
+            remedy = f"give one number for each of {names}"
+            validate.check(set(self.numbers) == set(names), "numbers", sorted(self.numbers), remedy)
+            validate.positive(**{f"numbers[{name!r}]": value for name, value in self.numbers.items()})
             object.__setattr__(self, "numbers", dict(self.numbers))
         spent = accounting.epsilon_of(self.total(), self.delta, self.adjacency)  # of calibrated ones it is remembered
         remedy = f"give at least {spent:.6g}, which these items cost at delta"
@@ -171,17 +153,7 @@ class PrivacyPlan:
 
     def mechanism(self, name: str) -> Mechanism:
         """The mechanism that runs."""
-        return self.item(name).template.with_number(self.multiplier(name))
-
-    def event(self, name: str, rounds: int | None = None) -> DpEvent:
-        """The event of that many rounds of an item (all its rounds by default), on its own."""
-        item = self.item(name)
-        if rounds is None:
-            rounds = item.rounds
-        validate.non_negative_int(rounds=rounds)
-        if rounds == 0:
-            return dpa.NoOpDpEvent()
-        return dpa.SelfComposedDpEvent(item.sampler.event(self.mechanism(name).event()), rounds)
+        return self.item(name).mechanism.with_number(self.multiplier(name))
 
     def total(self) -> DpEvent:
         """The event of the whole run, the items of one stage jointly."""
@@ -203,7 +175,7 @@ class PrivacyPlan:
             }
             for item in self.items
         ]
-        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "n_public": self.n_public}
+        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta}
         record |= {"numbers": self.numbers, "adjacency": self.adjacency.value, "items": items}
         return json.dumps(record, sort_keys=True)
 
@@ -219,10 +191,13 @@ class PrivacyPlan:
         items = []
         for entry in record["items"]:
             sampler, mechanism = dict(entry.pop("sampler")), _read(entry.pop("mechanism"))
+            options = entry.pop("k", 1), entry.pop("grid", None)
+            if not isinstance(mechanism, Mechanism):
+                mechanism = _of_earlier(mechanism, *options)
             validate.one_of(_SAMPLERS, sampler=sampler["kind"])
             items.append(Charge(**entry, mechanism=mechanism, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
         adjacency = Adjacency(record["adjacency"])
-        return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
+        return cls(record["epsilon"], record["delta"], adjacency, items, record["numbers"])
 
 
 @lru_cache(maxsize=1024)
@@ -231,7 +206,7 @@ def _scale(
 ) -> float:
     """The scale at which all items cost epsilon: planning and running, or fitting again, asks the accountant once."""
     guess = 1 / mu_of(epsilon, delta, adjacency)
-    smallest = min((item.number_at(guess) for item in items if not item.template.selects), default=1.0)
+    smallest = min((item.number_at(guess) for item in items if not item.mechanism.selects), default=1.0)
     most = guess * max(1.0, 0.4 / smallest)
     return accounting.calibrate(lambda scale: _total(items, _numbers_at(items, scale)), epsilon, delta, adjacency, most)
 
@@ -241,9 +216,7 @@ def _numbers_at(items: Sequence[Charge], scale: float) -> dict[str, float]:
 
 
 def _written(value: Any) -> Any:
-    """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
-    if isinstance(value, type) and issubclass(value, Mechanism):
-        return {"class": class_registry.address(value)}
+    """A mechanism as JSON holds it: the address of its class and its fields."""
     if isinstance(value, Mechanism):
         mechanism: Any = value
         remedy = "make it a frozen dataclass, whose fields can be written"
@@ -269,16 +242,23 @@ def _read(data: Any) -> Any:
     return kind(**{name: _read(value) for name, value in data["fields"].items()})
 
 
+def _of_earlier(kind: str | type[Mechanism], k: int, grid: float) -> Mechanism:
+    """The mechanism of a plan of an earlier version: a short name, with its options beside it, or a class."""
+    if isinstance(kind, type):
+        return kind(**{kind.noise_parameter: 1.0})
+    on_grid: dict[str, type[DiscreteGaussian | Skellam]] = {"discrete-gaussian": DiscreteGaussian, "skellam": Skellam}
+    if kind in on_grid:
+        return on_grid[kind](1.0, grid)
+    return {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0), "noisy-max": NoisyMax(1.0), "top-k": TopK(k, 1.0)}[kind]
+
+
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
-    stages: dict[tuple[bool, str], list[Charge]] = {}
+    stages: dict[tuple[str | None, str], list[Charge]] = {}
     for item in items:
-        alone, name = False, item.stage
-        if name is None:
-            alone, name = True, item.name
-        stages.setdefault((alone, name), []).append(item)
+        stages.setdefault((item.stage, item.name if item.stage is None else ""), []).append(item)
     events = []
     for group in stages.values():
-        together = accounting.joint(item.template.with_number(numbers[item.name]).event() for item in group)
+        together = accounting.joint(item.mechanism.with_number(numbers[item.name]).event() for item in group)
         events.append(dpa.SelfComposedDpEvent(group[0].sampler.event(together), group[0].rounds))
     return accounting.compose(events)
 
@@ -291,22 +271,3 @@ def _check_items(items: Sequence[Charge]) -> None:
         same = (first.sampler, first.rounds) == (item.sampler, item.rounds) or item.stage is None
         remedy = "give the items of one stage the same sampler and number of rounds"
         validate.check(same or first.stage != item.stage, "stage", item.stage, remedy)
-
-
-def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:
-    names = [item.name for item in items]
-    validate.check(set(numbers) == set(names), "numbers", sorted(numbers), f"give one number for each of {names}")
-    for name, value in numbers.items():
-        validate.positive(**{f"numbers[{name!r}]": value})
-
-
-def _delta(delta: float | None, n_public: int | None) -> float:
-    """The given delta, or min(1e-5, n^-1.1) where n is public."""
-    if n_public is not None:
-        validate.positive_int(n_public=n_public)
-    if delta is None:
-        validate.check(n_public is not None, "delta", delta, "give it, or n_public if the number of records is public")
-        assert n_public is not None
-        delta = default_delta(n_public)
-    validate.open_unit(delta=delta)
-    return delta

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -208,7 +207,6 @@ class Skellam(_OnGrid):
 
     multiplier: float
     grid: float
-    kind: ClassVar[str] = "skellam"
 
     def noised(self, steps: Tensor, bound: float, noise: Source) -> Tensor:
         """Skellam noise from the run's source."""

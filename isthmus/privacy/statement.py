@@ -24,7 +24,7 @@ from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.event_json import DpEvent, Json, dpa
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.mechanisms import Mechanism, words_of
+from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SECRET, SEEDED
 
 _HEAD = ("what", "how often", "noise")
@@ -240,19 +240,26 @@ class PrivacyStatement:
           figures                 once       Gaussian noise of 8 times the most one record can add
         """
         statements, account = (self, *others), Account(self.delta, self.adjacency, self.n)
+        for relation in [one.adjacency for one in (*others, ledger) if one is not None]:
+            remedy = f"give releases that count for {self.adjacency.value}, as this statement does"
+            validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
+        account.seeded = any(statement.noise == SEEDED for statement in statements)
+        account.assumptions = [line for statement in statements for line in statement.assumptions]
+        account.leaks = [line for statement in statements for line in statement.leaks]
+        account.releases = [row for statement in statements for row in statement.releases]
+        account.samplers = [statement.sampler for statement in statements]
+        account.sources = [statement.noise for statement in statements]
+        account.guarantees = [statement.guarantee for statement in statements]
         stated: Counter[str] = Counter()
         beyond: Counter[str] = Counter()
         charged: Counter[str] = Counter()
         for statement in statements:
-            self._check_counts_for(statement.adjacency)
             counts = stated
             if any(statement is one for one in apart):
                 counts = beyond
             counts.update(event_json._keyed(statement.event))
-            account.say(statement)
         names: dict[str, str] = {}
         if ledger is not None:
-            self._check_counts_for(ledger.adjacency)
             charged = event_json._keyed(event_json.to_json(ledger.event()))
             charges = [record for record in ledger.records() if record["kind"] == "charge"]
             names = {leaf: record["what"] for record in charges for leaf in event_json._keyed(record["event"])}
@@ -265,14 +272,10 @@ class PrivacyStatement:
             account.samplers.append(event_json._sampling_words(leaf))
             account.releases.append(Released(_charged_words(names.get(key, "value")), count, event_json._words(leaf)))
         total = (stated | charged) + beyond
-        account.events.append(event_json.composed((json.loads(leaf), count) for leaf, count in total.items()))
+        account.events.append(event_json._counted(total))
         whole = account.statement()
         epsilon = max(whole.epsilon, self.epsilon)  # a search quotes its budget
         return replace(whole, epsilon=epsilon, nominal=max(whole.nominal, self.nominal))
-
-    def _check_counts_for(self, relation: Adjacency) -> None:
-        remedy = f"give releases that count for {self.adjacency.value}, as this statement does"
-        validate.check(relation is self.adjacency, "adjacency", relation.value, remedy)
 
     def words(self) -> str:
         """The statement in plain English, a few short paragraphs."""
@@ -374,7 +377,20 @@ class PrivacyStatement:
         number.  `recompute=False` believes the text, of another process of the same run, say.
         """
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
-            statement = cls._from(json.loads(text))
+            data: Json = {"leaks": (), "releases": []} | json.loads(text)
+            validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
+            n_public, _ = data.pop("n_public", None), data.pop("released", None)
+            names = {item.name for item in fields(cls)}
+            validate.check(set(data) == names, "text", sorted(data), f"give the fields of a statement: {sorted(names)}")
+            remedy = "give true where n is given, and false elsewhere"
+            validate.check(n_public == (data["n"] is not None), "n_public", n_public, remedy)
+            texts = [data[name] for name in ("sampler", "noise", "guarantee", "accountant")]
+            for told in (*texts, *data["assumptions"], *data["leaks"]):
+                validate.check(isinstance(told, str), "text", told, "give text")
+            data |= {name: float(data[name]) for name in ("epsilon", "nominal")}
+            data |= {name: tuple(data[name]) for name in ("assumptions", "leaks")}
+            data |= {"releases": tuple(Released(**row) for row in data["releases"])}
+            statement = cls(**data | {"event": event_json.to_json(data["event"])})
             if not recompute:
                 return statement
             event, epsilon, nominal = event_json.from_json(statement.event), statement.epsilon, statement.nominal
@@ -383,23 +399,6 @@ class PrivacyStatement:
             validate.check(epsilon >= _CLOSE * follows, "epsilon", epsilon, remedy)
             validate.check(nominal >= _CLOSE * follows, "nominal", nominal, remedy)
             return replace(statement, epsilon=max(epsilon, follows), nominal=max(nominal, follows))
-
-    @classmethod
-    def _from(cls, fields_given: Json) -> PrivacyStatement:
-        data: Json = {"leaks": (), "releases": []} | fields_given
-        validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
-        n_public, _ = data.pop("n_public", None), data.pop("released", None)
-        names = {item.name for item in fields(cls)}
-        validate.check(set(data) == names, "text", sorted(data), f"give the fields of a statement: {sorted(names)}")
-        remedy = "give true where n is given, and false elsewhere"
-        validate.check(n_public == (data["n"] is not None), "n_public", n_public, remedy)
-        texts = [data[name] for name in ("sampler", "noise", "guarantee", "accountant")]
-        for text in (*texts, *data["assumptions"], *data["leaks"]):
-            validate.check(isinstance(text, str), "text", text, "give text")
-        data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
-        data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
-        data |= {"assumptions": tuple(data["assumptions"]), "leaks": tuple(data["leaks"])}
-        return cls(**data | {"releases": tuple(Released(**row) for row in data["releases"])})
 
     def __str__(self) -> str:
         if not self.private:
@@ -465,28 +464,17 @@ class Account:
         itself; `noise` is what the run's source says of itself.
         """
         data = event_json.to_json(event)
-        said = [words_of(mechanism) for mechanism in mechanisms]
         self.samplers.append(sampler)
-        self.sources += [source or noise for _, source, _ in said] or [noise]
-        self.guarantees += [guarantee for _, _, guarantee in said]
+        self.sources += [mechanism.source or noise for mechanism in mechanisms] or [noise]
+        self.guarantees += [mechanism.guarantee for mechanism in mechanisms]
         if count == 0:
             return
         self.events.append(dpa.SelfComposedDpEvent(event_json.from_json(data), count))
         if not mechanisms:
             self.releases += _of_event(data, count)
         over = {True: " over a random sample", False: ""}[_of_a_sample(data)]
-        for name, (words, _, _) in zip(names or ["value"] * len(said), said, strict=True):
-            self.releases.append(Released(_WORDS.get(name, name) + over, count, words))
-
-    def say(self, statement: PrivacyStatement) -> None:
-        """What a statement says, but for its event."""
-        self.seeded |= statement.noise == SEEDED
-        self.assumptions = (*self.assumptions, *statement.assumptions)
-        self.leaks = (*self.leaks, *statement.leaks)
-        self.releases += statement.releases
-        self.samplers.append(statement.sampler)
-        self.sources.append(statement.noise)
-        self.guarantees.append(statement.guarantee)
+        for name, mechanism in zip(names or ["value"] * len(mechanisms), mechanisms, strict=True):
+            self.releases.append(Released(_WORDS.get(name, name) + over, count, mechanism.describe()))
 
     def event(self) -> DpEvent:
         """All of it as one event."""

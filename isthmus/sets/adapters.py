@@ -89,7 +89,15 @@ class FromProjection(_Adapter):
         if lmo is not None:
             minimiser = _minimiser_of(lmo)
         super().__init__(minimiser, d, bound)
-        self.projection = _projection_of(project)
+        self.projection: Oracle
+        if isinstance(project, ConvexSet):
+            self.projection = project.project
+        elif isinstance(project, _Proximal):
+            self.projection = lambda x: project.prox(x.cpu().numpy(), 1.0)
+        elif callable(project):
+            self.projection = project
+        else:
+            refuse("project", project, "give a callable x -> Px or an object with .prox(x, step)")
 
     def _project(self, x: Tensor) -> Tensor:
         return self._call(self.projection, x, "project")
@@ -136,16 +144,6 @@ class FromLMO(_Adapter):
         if distance <= self.tol**0.5:
             return 0.0
         return distance
-
-
-def _projection_of(source: Projection) -> Oracle:
-    if isinstance(source, ConvexSet):
-        return source.project
-    if isinstance(source, _Proximal):
-        return lambda x: source.prox(x.cpu().numpy(), 1.0)
-    if not callable(source):
-        refuse("project", source, "give a callable x -> Px or an object with .prox(x, step)")
-    return source
 
 
 def _minimiser_of(source: Minimiser) -> Oracle:

@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive_int
 from isthmus.sets.balls import L1Ball
-from isthmus.sets.base import Ball, inside
+from isthmus.sets.base import Ball, _size_of, inside
 from isthmus.sets.projections import Derivative, norm, same
 
 SMALL = 32
@@ -27,11 +27,9 @@ class _MatrixSet(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(len(tuple(self.shape)) == 2, "shape", self.shape, "give (rows, columns)")
-        for side in self.shape:
-            positive_int(shape=side)
         shape = tuple(self.shape)
-        self._keep(shape=shape, matrix_shape=shape, dim=math.prod(shape))
+        check(len(shape) == 2, "shape", self.shape, "give (rows, columns)")
+        self._keep(shape=shape, matrix_shape=shape, dim=_size_of("shape", shape))
 
     def _matrix(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], *self.shape)
@@ -183,19 +181,12 @@ def _top_pair(g: Tensor, error: float) -> tuple[Tensor, Tensor, float] | None:
     rho = math.sqrt(max(0.0, size**2 - theta**2 - rest**2)) + 1e-10 * size
     upper = float(np.linalg.norm([[theta, rest], [0.0, rho]], 2)) + 1e-10 * size
     if upper - theta > error:
-        upper = _proven(g, theta + 0.9 * error, size)
+        if g.shape[0] > g.shape[1]:
+            g = g.T
+        guess, moment = theta + 0.9 * error, g @ g.T
+        _, info = torch.linalg.cholesky_ex(torch.eye(len(moment)).to(moment) * guess**2 - moment)
+        if int(info) == 0:  # the factorisation and the product are off by a few r eps ||G||_F^2 at most
+            upper = math.sqrt(guess**2 + 8 * sum(g.shape) * torch.finfo(g.dtype).eps * size**2)
     if upper - theta > error:
         return None
     return u, v, upper - theta
-
-
-def _proven(g: Tensor, guess: float, size: float) -> float:
-    """A bound of sigma_1(G) near a guess, where u^2 I - G G' has a Cholesky factor; else infinity."""
-    if g.shape[0] > g.shape[1]:
-        g = g.T
-    moment = g @ g.T
-    _, info = torch.linalg.cholesky_ex(torch.eye(len(moment)).to(moment) * guess**2 - moment)
-    if int(info) != 0:
-        return math.inf
-    # the factorisation and the product are off by a few r eps ||G||_F^2 at most
-    return math.sqrt(guess**2 + 8 * sum(g.shape) * torch.finfo(g.dtype).eps * size**2)

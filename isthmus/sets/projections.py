@@ -186,7 +186,10 @@ def nearest(x: Tensor, oracle: Callable[[Tensor], Tensor], tol: float, max_itera
 def _correct(x: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Move to the nearest point of the affine hull, dropping the atoms whose weight reaches 0 on the way."""
     while True:
-        target = _affine_weights(x, atoms)
+        # On the CPU, where the solver reveals rank: the CUDA one assumes that no atom depends on the others.
+        directions, offset = (atoms[1:] - atoms[0]).T.cpu(), (x - atoms[0]).cpu()
+        rest = torch.linalg.lstsq(directions, offset[:, None]).solution[:, 0].to(x.device)
+        target = torch.cat([1 - rest.sum()[None], rest])  # of sum 1, minimising ||x - target @ atoms||
         if bool((target >= 0).all()):
             return atoms, target / target.sum()
         falling = target < 0
@@ -195,16 +198,6 @@ def _correct(x: Tensor, atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]
         keep = torch.arange(len(atoms), device=atoms.device) != ratio.argmin()
         weights = (weights + ratio.min() * (target - weights)).clamp_min(0)
         atoms, weights = atoms[keep], weights[keep]
-
-
-def _affine_weights(x: Tensor, atoms: Tensor) -> Tensor:
-    """Weights of sum 1 that minimise ||x - weights @ atoms||, from least squares on differences."""
-    if len(atoms) == 1:
-        return torch.ones(1).to(atoms)
-    # On the CPU, where the solver reveals rank: the CUDA one assumes that no atom depends on the others.
-    directions, offset = (atoms[1:] - atoms[0]).T.cpu(), (x - atoms[0]).cpu()
-    rest = torch.linalg.lstsq(directions, offset[:, None]).solution[:, 0].to(x.device)
-    return torch.cat([1 - rest.sum()[None], rest])
 
 
 def _pnorm(x: Tensor, p: float) -> Tensor:

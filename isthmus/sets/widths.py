@@ -11,8 +11,6 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
-from isthmus.base.matrix import Array
-
 _CHUNK = 4_000_000
 
 
@@ -68,7 +66,8 @@ def _max_chi(sizes: Tensor) -> float:
     degrees, counts = (v.cpu().numpy() for v in torch.unique(sizes, return_counts=True))
 
     def log_cdf(t: float) -> float:
-        return float(counts @ _log1m(special.gammaincc(degrees / 2, t * t / 2)))
+        with np.errstate(divide="ignore"):  # -inf where a tail is 1
+            return float(counts @ np.log1p(-np.minimum(special.gammaincc(degrees / 2, t * t / 2), 1.0)))
 
     return _tail(log_cdf, int(counts.sum()), math.sqrt(float(degrees.max())))
 
@@ -114,10 +113,3 @@ def _integral(f: Callable[[float], float], end: float, knee: float) -> float:
     edges = sorted({0.0, *points, end})
     pieces = zip(edges[:-1], edges[1:], strict=True)
     return math.fsum(integrate.quad(f, a, b, epsabs=1e-14, epsrel=1e-13, limit=200)[0] for a, b in pieces)
-
-
-def _log1m(tail: Array) -> Array:
-    """log(1 - tail), -inf at tail = 1."""
-    with np.errstate(divide="ignore"):
-        logs: Array = np.log1p(-np.minimum(tail, 1.0))
-    return logs

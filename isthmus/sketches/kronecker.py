@@ -151,7 +151,14 @@ class KroneckerMap(base.LiftsLeaves):
         if form is None:
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
-        outputs, inputs = form.b @ left.T, _inputs(form, right)
+        outputs, last, factor = form.b @ left.T, None, form.a
+        assert not isinstance(factor, View)
+        if form.ones:  # the last input is always 1
+            last, right = right[:, -1], right[:, :-1]
+        if is_sparse(factor):
+            inputs = matmul(factor, right.T) if last is None else matmul(factor, right.T) + last
+        else:
+            inputs = torch.nn.functional.linear(factor.to(right.dtype), right, last)
         if outputs.ndim == 2 or outputs.shape[1] * (len(left) + len(right)) < len(left) * len(right):
             return compact(Outer(inputs, outputs))
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
@@ -219,20 +226,6 @@ def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A factor whose rows begin at multiples of `ALIGN` numbers: a bias makes odd widths."""
     size = factor.shape[-1]
     return torch.nn.functional.pad(factor.to(device, dtype), (0, -size % ALIGN))[..., :size]
-
-
-def _inputs(form: Outer, right: Tensor) -> Tensor:
-    """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    last, factor = None, form.a
-    assert not isinstance(factor, View)
-    if form.ones:
-        last, right = right[:, -1], right[:, :-1]
-    if not is_sparse(factor):
-        return torch.nn.functional.linear(factor.to(right.dtype), right, last)
-    a = matmul(factor, right.T)
-    if last is None:
-        return a
-    return a + last
 
 
 def matrix_shape(leaf: Leaf) -> tuple[int, int]:

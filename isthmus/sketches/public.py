@@ -481,31 +481,28 @@ class _Products:
 
 
 def _weights(squares: Tensor, gram: Tensor | _Products, k: int, method: str, most: float = math.inf) -> Tensor:
-    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most."""
-    values, vectors = _eigen(squares, gram, k, method)
+    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most.
+
+    The eigenvectors are all of them, or the top k by implicitly restarted Lanczos.
+    """
+    n, device = len(squares), squares.device
+    if isinstance(gram, Tensor) and (method == "gram" or k >= n - 1):
+        values, vectors = torch.linalg.eigh(gram)
+    elif not bool(squares.any()):  # Lanczos has nothing to start from: no direction has any energy
+        values, vectors = torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
+    else:
+
+        def times(c: np.ndarray) -> np.ndarray:
+            return (gram @ torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
+
+        operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
+        start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
+        found = eigsh(operator, k=k, which="LA", v0=start)
+        values, vectors = (torch.from_numpy(part[..., np.argsort(found[0])]).to(device) for part in found)
     keep = _energetic(values)[-k:].flip(0)
     weights = vectors[:, keep] / values[keep].sqrt()
     weights = weights[:, squares @ weights.square() <= most]
     return _whitened(weights, weights.T @ (gram @ weights))
-
-
-def _eigen(squares: Tensor, gram: Tensor | _Products, k: int, method: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors: all of them, or the top k by implicitly restarted Lanczos."""
-    n, device = len(squares), squares.device
-    if isinstance(gram, Tensor) and (method == "gram" or k >= n - 1):
-        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram)
-        return pair
-    if not bool(squares.any()):  # Lanczos has nothing to start from: no direction has any energy
-        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
-
-    def times(c: np.ndarray) -> np.ndarray:
-        return (gram @ torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
-
-    operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
-    start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
-    values, vectors = eigsh(operator, k=k, which="LA", v0=start)
-    order = np.argsort(values)
-    return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)
 
 
 def _whitened(x: Tensor, moment: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def charged(name: str, make: Make, epsilon: float, delta: float, steps: int) -> 
         for t in range(steps):
             for stage in pipe.stages:
                 if t % stage.every == 0:
-                    run.charge(stage, t)
+                    run.charge(stage.name, t)
     return ledger.spent() / epsilon
 
 

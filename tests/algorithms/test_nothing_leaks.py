@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import private_cases
 import pytest
 import torch
 from private_cases import COMMON, problem
@@ -18,11 +19,8 @@ PUBLIC = {"t", "epoch", "seconds", "dims", "bytes"}
 # the step is public as well: a number that was given, or follows from what was bought
 STEP = {"eta"}
 RECIPES: dict[str, Any] = {
-    "dp_sgd": algorithms.dp_sgd(batch_size=60, **COMMON),
-    "dp_gd": algorithms.dp_gd(**COMMON),
+    **{name: make() for name, make in private_cases.RECIPES.items()},
     "dp_gd auto": algorithms.dp_gd(**(COMMON | {"step": "auto"})),
-    "priv_sgd": algorithms.priv_sgd(m=10, **COMMON),
-    "dp_comp_minibatch": algorithms.dp_comp_minibatch(m=10, batch_size=60, **COMMON),
     "compressive": algorithms.compressive_dp_sgd(p=15, kappa=4, **COMMON),
     "selection": algorithms.compressive_dp_sgd(p=15, kappa=4, variant="selection", **COMMON),
     "dp_svrg": algorithms.dp_svrg(inner=8, batch_size=60, **COMMON),

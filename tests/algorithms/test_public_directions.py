@@ -85,10 +85,8 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
 
 def test_lanczos_holds_factors_of_large_layers_too() -> None:
     g = torch.Generator().manual_seed(1)
-    rows, space = (
-        Outer(torch.randn(60, 300, generator=g), torch.randn(60, 200, generator=g)),
-        Space.of({"w": (200, 300)}),
-    )
+    rows = Outer(torch.randn(60, 300, generator=g), torch.randn(60, 200, generator=g))
+    space = Space.of({"w": (200, 300)})
     sketches = [_map_of(space, learned(space, rows, 8, torch.float32, method)) for method in ("gram", "lanczos")]
     first, second = (sketch.dense(torch.float64) for sketch in sketches)
     assert type(sketches[1]).__name__ == type(sketches[0]).__name__ != "SubspaceMap"
@@ -180,6 +178,9 @@ def test_micro_batches_run_and_state_their_budget() -> None:
         assert result.privacy.private and 0.9 < result.privacy.epsilon <= 1.0
 
 
+MICRO = algorithms.dp_sgd(micro_batch=2, **COMMON)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -190,10 +191,7 @@ def test_micro_batches_run_and_state_their_budget() -> None:
         (lambda: grouped(Clip(1.0)), "give a GroupClip"),
         (lambda: grouped(GroupClip(1.0, replaced=True)), "leave it out"),
         (lambda: grouped(GroupClip(1.0, replaced=True), Poisson(0.5), Adjacency.REPLACE_ONE), "leave it out"),
-        (
-            lambda: minimize(problem(), algorithms.dp_sgd(micro_batch=2, **COMMON), steps=2, physical_batch_size=8),
-            "clipped whole",
-        ),
+        (lambda: minimize(problem(), MICRO, steps=2, physical_batch_size=8), "clipped whole"),
     ],
 )
 def test_refusals(make: Any, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import cvxpy as cp
@@ -19,6 +20,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier
+from isthmus.privacy.plan import default_delta
 from isthmus.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
 from isthmus.sketches import GaussianSketch
 from lab import theory as theorems
@@ -32,6 +34,9 @@ def problem(n: int = 60, d: int = 10, seed: int = 0) -> LeastSquares:
     return LeastSquares(X, X @ w + 0.05 * draws.standard_normal(n))
 
 
+BUDGET: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "n": "exact"}
+
+
 def bound(recipe: Any, constraint: Any, d: int = 10, n: int = 200, steps: int | None = 50) -> Any:
     return recipe.bind(Binding(constraint, NoPenalty(), Space.flat(d), n, steps, None))
 
@@ -39,9 +44,8 @@ def bound(recipe: Any, constraint: Any, d: int = 10, n: int = 200, steps: int | 
 def path_of(recipe: Any, constraint: Any = None, **run: Any) -> tuple[np.ndarray, Any]:
     """w_1, ..., w_{T+1} and the result."""
     points: list[np.ndarray] = []
-    result = minimize(
-        problem(), recipe, constraint, record=1, callbacks=[lambda record, state: points.append(state.w.numpy())], **run
-    )
+    keep = lambda record, state: points.append(state.w.numpy())  # noqa: E731
+    result = minimize(problem(), recipe, constraint, record=1, callbacks=[keep], **run)
     return np.stack([np.zeros(10), *points]), result
 
 
@@ -71,11 +75,12 @@ def printed_round(objective: LeastSquares, w: np.ndarray, phi: np.ndarray, eta: 
     return np.asarray(lifted.value)
 
 
-@pytest.mark.parametrize(
-    "recipe", ["comp_sgd", "comp_gd", "comp_minibatch", "comp_dist_sgd", "priv_sgd", "dp_comp_minibatch"]
-)
+LIFTING = ("comp_sgd", "comp_gd", "comp_minibatch", "comp_dist_sgd", "priv_sgd", "dp_comp_minibatch")
+
+
+@pytest.mark.parametrize("recipe", LIFTING)
 def test_every_recipe_with_a_lift_takes_a_pick(recipe: str) -> None:
-    private = {"epsilon": 1.0, "clip": 1.0, "n": "exact"} if recipe in ("priv_sgd", "dp_comp_minibatch") else {}
+    private = BUDGET if recipe in ("priv_sgd", "dp_comp_minibatch") else {}
     more = {"batch_size": 20} if "minibatch" in recipe else {}
     made = getattr(algorithms, recipe)(m=5, step=0.1, pick="min_gauge", **private, **more)
     assert bound(made, L1Ball(1.0)).stages[0].releases[0].lift.pick == "min_gauge"
@@ -86,11 +91,7 @@ def test_every_recipe_with_a_lift_takes_a_pick(recipe: str) -> None:
 # ---------------------------------------------------------------- widths, draws
 
 
-@pytest.mark.parametrize(
-    "ball",
-    [L1Ball, L2Ball, Simplex, lambda radius: NuclearBall(radius, (8, 8))],
-    ids=["l1", "l2", "simplex", "nuclear"],
-)
+@pytest.mark.parametrize("ball", [L1Ball, L2Ball, Simplex, lambda radius: NuclearBall(radius, (8, 8))])
 def test_width_rules_do_not_depend_on_the_radius(ball: Any) -> None:
     sizes = [[WidthRule(constant=0.1).rule(ball(radius), 64, 1)(t) for t in range(3)] for radius in (0.01, 1.0, 150.0)]
     assert sizes[0] == sizes[1] == sizes[2]
@@ -200,7 +201,7 @@ def test_the_default_private_step_is_that_of_theorem_11() -> None:
     """||C|| / sqrt(t (L^2 + m_T sigma^2)) with the largest m_t, which a width rule reaches at the end."""
     steps, n, d = 30, 200, 1000
     pipe = bound(algorithms.priv_sgd(epsilon=1.0, clip=1.0, m=WidthRule(), n="exact"), L1Ball(1.0), d, n, steps)
-    plan = PrivacyPlan(1.0, None, n_public=n, items=[Charge("gradient", rounds=steps)])
+    plan = PrivacyPlan(1.0, default_delta(n), items=[Charge("gradient", rounds=steps)])
     sizes = [WidthRule().rule(L1Ball(1.0), d, 1)(t) for t in range(steps)]
     facts = {"diameter": 2.0, "lipschitz": 1.0, "noise": plan.multiplier("gradient") / n}
     expected = theory.private_optimisation_schedule("dp_comp_gd", dimension=max(sizes), **facts)
@@ -213,41 +214,29 @@ def test_the_default_step_of_paper_002_counts_the_noise(variant: str) -> None:
     """||C|| / (G sqrt(2 t)): at little noise G is the bound of a record, at much noise the noise."""
     more = {} if variant == "dense" else {"kappa": 2} if variant == "selection" else {"p": 4, "kappa": 2}
     length, dims = 0.5 * math.sqrt(2) if variant == "selection" else 0.5, {"selection": 2, "dense": 10}.get(variant, 4)
+    made = partial(algorithms.compressive_dp_sgd, clip=0.5, variant=variant, n="exact", **more)  # type: ignore[arg-type]
     for budget in (1e6, 1e-3):
-        made = algorithms.compressive_dp_sgd(epsilon=budget, clip=0.5, variant=variant, n="exact", **more)  # type: ignore[arg-type]
-        pipe = bound(made, L2Ball(1.0))
+        pipe = bound(made(epsilon=budget), L2Ball(1.0))
         spread = pipe.stages[-1].releases[0].mechanism.number * length / 200
         noise = spread * math.sqrt(dims * (2 if variant in ("laplace", "dense") else 1))
         assert (noise < 0.1 * length) == (budget > 1) and (noise > 10 * length) == (budget < 1)
         assert pipe.step(0) == pytest.approx(2 / (math.sqrt(2) * math.hypot(length, noise)))
-    published = variant in ("gaussian", "dense")
-    if published:
-        made = algorithms.compressive_dp_sgd(
-            epsilon=50.0, clip=0.5, variant=variant, n="exact", as_published=True, **more
-        )  # type: ignore[arg-type]
-        scale = (
-            theory.dense_scale(10, 1.0, bound=0.5, n=200)
-            if variant == "dense"
-            else theory.compressive_scale(4, 1.0, k=2, bound=0.5)
-        )
-        kept, noisy = (10, 10) if variant == "dense" else (2, 4)
+    printed = {
+        "gaussian": (2, 4, theory.compressive_scale(4, 1.0, k=2, bound=0.5)),
+        "dense": (10, 10, theory.dense_scale(10, 1.0, bound=0.5, n=200)),
+    }
+    if variant in printed:
+        kept, noisy, scale = printed[variant]
         length = math.sqrt(kept * 0.25 + theory.laplace_noise(noisy, scale))
-        assert bound(made, L2Ball(1.0)).step(0) == pytest.approx(2 / (math.sqrt(2) * length))
+        pipe = bound(made(epsilon=50.0, as_published=True), L2Ball(1.0))
+        assert pipe.step(0) == pytest.approx(2 / (math.sqrt(2) * length))
 
 
 def test_the_dense_baseline_falls_with_the_number_of_records() -> None:
     """Noise of scale 2 Xi d T / (n epsilon) on the mean: the same bound, n times as many records, n times less."""
-    pipes = [
-        bound(
-            algorithms.compressive_dp_sgd(
-                epsilon=1.0, clip=0.5, variant="dense", step=0.1, n="exact", as_published=True
-            ),
-            L2Ball(1.0),
-            n=n,
-        )
-        for n in (100, 1000)
-    ]
-    for pipe, n in zip(pipes, (100, 1000), strict=True):
+    made = algorithms.compressive_dp_sgd(**(BUDGET | {"clip": 0.5}), variant="dense", step=0.1, as_published=True)
+    for n in (100, 1000):
+        pipe = bound(made, L2Ball(1.0), n=n)
         (release,) = pipe.stages[0].releases
         scale = release.mechanism.inner.multiplier * release.clip.bound / pipe.stages[0].sampler.divisor(n)
         assert scale == pytest.approx(theory.dense_scale(10, 1.0 / 50, bound=0.5, n=n))
@@ -268,23 +257,21 @@ def test_an_adjacency_may_be_named_wherever_it_is_asked_for() -> None:
 
 
 def test_arguments_that_would_be_dropped_are_refused() -> None:
-    budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "n": "exact"}
-    with pytest.raises(InvalidInput, match=r"step=0\.123.*length 1"):
-        algorithms.dp_gd(**budget, precondition=True, step=0.123)
-    with pytest.raises(InvalidInput, match="schedule="):
-        algorithms.dp_gd(**budget, scale="moments", schedule=theory.convex_schedule(2.0, 1.0))
-    with pytest.raises(InvalidInput, match="p=None"):
-        algorithms.compressive_dp_sgd(**budget, kappa=3, step=0.1)
-    with pytest.raises(InvalidInput, match="kappa=None"):
-        algorithms.compressive_dp_sgd(**budget, variant="selection", step=0.1)
-    with pytest.raises(InvalidInput, match="pick=.min_gauge.*error feedback"):
-        algorithms.comp_sgd(m=5, step=0.1, pick="min_gauge", error_feedback=True)
-    with pytest.raises(InvalidInput, match="m=None"):
-        algorithms.priv_sgd(**budget, step=0.1)
+    convex, step = theory.convex_schedule(2.0, 1.0), {"step": 0.1}
+    for words, recipe, options in (
+        (r"step=0\.123.*length 1", algorithms.dp_gd, {**BUDGET, "precondition": True, "step": 0.123}),
+        ("schedule=", algorithms.dp_gd, {**BUDGET, "scale": "moments", "schedule": convex}),
+        ("p=None", algorithms.compressive_dp_sgd, {**BUDGET, **step, "kappa": 3}),
+        ("kappa=None", algorithms.compressive_dp_sgd, {**BUDGET, **step, "variant": "selection"}),
+        ("pick=.*error feedback", algorithms.comp_sgd, {**step, "m": 5, "pick": "min_gauge", "error_feedback": True}),
+        ("m=None", algorithms.priv_sgd, {**BUDGET, **step}),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            recipe(**options)
 
 
 def test_stops_of_others_are_named_and_misplaced_ones_refused() -> None:
-    budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "step": 0.1, "n": "exact"}
+    budget = {**BUDGET, "step": 0.1}
     result = minimize(problem(), algorithms.dp_gd(**budget, stop=lambda round, old, new: False), steps=2, record=None)
     assert result.privacy is not None and "which is not of this library, reads released" in result.privacy.words()
     with pytest.raises(InvalidInput, match="stop='GapBelow'.*Frank-Wolfe"):

@@ -56,9 +56,8 @@ def test_wrong_facts_are_named(name: str, value: Any) -> None:
 
 def test_an_unknown_fact_is_refused_by_its_name_alone() -> None:
     """Whoever gives private rows under some name does not find them in the words of the error."""
-    with pytest.raises(
-        TypeError, match=r"plan\(\) got .* 'max_dim': 'max_dims' may be meant; .* n, d, epsilon"
-    ) as caught:
+    words = r"plan\(\) got .* 'max_dim': 'max_dims' may be meant; .* n, d, epsilon"
+    with pytest.raises(TypeError, match=words) as caught:
         plan(**GOOD, max_dim=123456)
     assert "123456" not in str(caught.value)
 

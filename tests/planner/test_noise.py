@@ -55,9 +55,8 @@ def test_noise_multipliers_of_poisson_batches(name: str) -> None:
 
 
 def test_rough_multipliers_rank_and_are_near_the_exact_ones() -> None:
-    rough, exact = (
-        plan(n=20_000, d=50, epsilon=1.0, exact=exact, algorithms=["dp_sgd"]).best for exact in (False, True)
-    )
+    facts = {"n": 20_000, "d": 50, "epsilon": 1.0, "algorithms": ["dp_sgd"]}
+    rough, exact = (plan(**facts, exact=exact).best for exact in (False, True))
     assert rough.noise_multiplier == pytest.approx(exact.noise_multiplier, rel=0.1)
     assert rough.noise_multiplier != exact.noise_multiplier
 

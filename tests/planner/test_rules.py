@@ -12,8 +12,8 @@ import pytest
 from cells import FILLINGS, OBJECTIVES, few_coefficients, objective, unbalanced, uneven_columns
 
 from isthmus import L1Ball, L2Ball, Subspace, minimize
-from isthmus.algorithms.facts import Facts
 from isthmus.algorithms.frank_wolfe import ball_bound, vertex_bound
+from isthmus.algorithms.suggest import Facts
 from isthmus.objectives.linear import known_losses
 from isthmus.planner import RULES, plan
 

@@ -93,6 +93,11 @@ def test_many_laplace_rounds_have_no_infinite_loss() -> None:
     assert epsilon_of(rounds, 1e-12) == pytest.approx(gaussian, rel=0.02)
 
 
+def one_round(first: int, masses: NDArray[np.float64], infinite: float = 0.0) -> composition._RoundLoss:
+    there = np.flatnonzero(masses)
+    return composition._RoundLoss(first + there.astype(float), np.log(masses[there]), infinite)
+
+
 def test_any_tilt_gives_a_bound() -> None:
     """Where the exponent does not fit, the bound is loose and never below."""
     interval, event = 1e-3, dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
@@ -137,7 +142,7 @@ def test_a_curve_of_one_point_has_all_its_mass_there() -> None:
 def test_no_mass_is_off_by_more_than_the_reserve(heavy: float, n: int) -> None:
     """Against binomial masses in 50 digits, plainly and tilted; the reserve is small against the largest mass."""
     masses, t, interval = np.array([heavy, 0.0, 1 - heavy]), 0.7, 0.3
-    law = composition._Total([(composition._RoundLoss(-1, masses, 0.0), n)], interval)._law(t)
+    law = composition._Total([(one_round(-1, masses), n)], interval)._law(t)
     with mpmath.workdps(50):
         weights = [
             mpmath.mpf(float(mass)) * mpmath.exp(t * interval * at) for mass, at in zip(masses, (-1, 0, 1), strict=True)
@@ -219,13 +224,13 @@ def test_what_was_cut_off_counts() -> None:
 
 @pytest.mark.parametrize(("asked", "cost"), [("epsilon", math.inf), ("delta", 1.0)])
 def test_a_round_whose_loss_is_infinite_for_certain_costs_everything(asked: str, cost: float) -> None:
-    certain, harmless = composition._RoundLoss(0, np.array([0.0]), 1.0), composition._RoundLoss(0, np.array([1.0]), 0.0)
+    certain, harmless = one_round(0, np.array([0.0]), 1.0), one_round(0, np.array([1.0]))
     for rounds in ([(certain, 1)], [(harmless, 2), (certain, 1)]):
         assert composition._one_way(rounds, 1e-4, asked, 0.5) == cost
 
 
 def test_every_round_is_charged_its_shift(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [(composition._RoundLoss(0, np.array([0.5, 0.5]), 0.0), 7)]
+    rounds = [(one_round(0, np.array([0.5, 0.5])), 7)]
     before = composition._one_way(rounds, 0.1, "epsilon", 1e-5)
     monkeypatch.setattr(composition, "_SHIFT", 0.01)
     assert composition._one_way(rounds, 0.1, "epsilon", 1e-5) == pytest.approx(before + 0.07, rel=1e-9)

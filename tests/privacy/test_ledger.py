@@ -13,7 +13,6 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from dp_accounting import dp_event as E
 
 from isthmus.base.atomic import CannotWrite
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy import Adjacency, accounting, epsilon_of
+from isthmus.engine.engine import Accountant
+from isthmus.privacy import Adjacency, accounting
 from isthmus.privacy.event_json import canonical, to_json
-from isthmus.privacy.ledger import START, BudgetExceeded, Ledger, LedgerCorrupt, Limit, RunLedger, _Records
+from isthmus.privacy.ledger import START, BudgetExceeded, Ledger, LedgerCorrupt, RunLedger, _Records
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
 
@@ -53,7 +53,7 @@ def test_a_reservation_is_charged_whole_and_consumed_round_by_round(path: Path |
     run = ledger.run({"main": GAUSSIAN, "rare": E.LaplaceDpEvent(3.0)}, reserve={"main": 10, "rare": 1})
     charged = []
     for t in range(12):
-        run.charge(SimpleNamespace(name="main"), t)
+        run.charge("main", t)
         charged.append(ledger.rounds()["main"])
     run.charge("rare", 12)
     assert charged == [10] * 10 + [20] * 2
@@ -528,12 +528,9 @@ def test_a_seed_is_marked_once_in_a_file(tmp_path: Path) -> None:
 def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> None:
     event = E.GaussianDpEvent(9.0)
 
-    def cost(what: E.DpEvent, delta: float) -> float:
-        return epsilon_of(what, delta, Adjacency.ADD_REMOVE)
-
     ledger = Ledger(tmp_path / "l")
-    limit = Limit(3, (1.0, 1e-5), cost)
-    run = ledger.run({"main": event, "rare": event}, limit=limit)
+    accountant = Accountant(ledger)
+    run = ledger.run({"main": event, "rare": event}, limit=accountant.limit(3, (1.0, 1e-5)))
     for t in range(3):
         run.charge("main", t)
     run.charge("rare", 0)
@@ -541,8 +538,8 @@ def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> No
         with pytest.raises(BudgetExceeded, match="'main' needs epsilon") as refused:
             run.charge("main", t)
     assert refused.value.budget == (1.0, 1e-5)
-    assert refused.value.spent == pytest.approx(cost(E.SelfComposedDpEvent(event, 4), 1e-5))
-    assert refused.value.asked == pytest.approx(cost(E.SelfComposedDpEvent(event, 5), 1e-5))
+    assert refused.value.spent == pytest.approx(accountant.cost(E.SelfComposedDpEvent(event, 4), 1e-5))
+    assert refused.value.asked == pytest.approx(accountant.cost(E.SelfComposedDpEvent(event, 5), 1e-5))
     with pytest.raises(BudgetExceeded):  # and by their number: some may have been made before an interruption
         run.charge("rare", 3)
     assert ledger.rounds() == {"main": 3, "rare": 1} and ledger.remaining() == math.inf

@@ -11,16 +11,8 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.event_json import (
-    SkellamDpEvent,
-    _all_words,
-    _sampling_words,
-    canonical,
-    composed,
-    flatten,
-    from_json,
-    to_json,
-)
+from isthmus.privacy import event_json
+from isthmus.privacy.event_json import _sampling_words, _words, canonical, composed, flatten, from_json, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
@@ -30,7 +22,7 @@ EVENTS = [
     E.GaussianDpEvent(0.1 + 0.2),
     E.LaplaceDpEvent(1 / 3),
     E.ZCDpEvent(rho=0.01, xi=0.5),
-    E.PoissonSampledDpEvent(0.5, SkellamDpEvent(4.0)),
+    E.PoissonSampledDpEvent(0.5, event_json.SkellamDpEvent(4.0)),
     E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
     E.PoissonSampledDpEvent(0.01, E.GaussianDpEvent(1.1)),
     E.PoissonSampledDpEvent(0.3, E.LaplaceDpEvent(5.0)),
@@ -80,7 +72,7 @@ def test_events_that_cannot_be_written_are_refused(event: Any, message: str) -> 
 
 def test_a_mixture_says_that_its_sample_is_part_of_it() -> None:
     mixture = to_json(E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0), (0.9, 0.1)))
-    assert _all_words(mixture) == "Gaussian noise of standard deviation 2"
+    assert _words(mixture) == "Gaussian noise of standard deviation 2"
     assert "how often a record is in it is part of the event" in _sampling_words(mixture)
 
 

@@ -248,19 +248,32 @@ class Federation:
         pipe = self.recipe
         if isinstance(pipe, Recipe):
             pipe = pipe.bind(Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None))
+        promise, by_client, hidden = pipe.promise, self.unit == "client", self.dropouts is not None
+        private = promise is not None
+        bought = "give all of its arguments as numbers: this recipe would buy something before its loop"
+        uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
+        shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
+        for right, name, value, remedy in (
+            (not pipe.before, "recipe", self.recipe, bought),
+            (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
+            (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
+            (by_client or not private or not self.uniform, "uniform", self.uniform, uniform),
+            (len(pipe.stages) == 1 or not hidden, "dropouts", self.dropouts, "use a recipe with one stage a round"),
+        ):
+            validate.check(right, name, value, remedy)
         for stage in pipe.stages:
-            self._check(stage, pipe)
-        promise = pipe.promise
+            whole, kind = not by_client or isinstance(stage.sampler, (FullBatch, Poisson)), type(stage.sampler).__name__
+            validate.check(whole, "sampler", kind, "take all clients, or Poisson sampling of them")
         if promise is None:
             return pipe
-        if self.dropouts is not None:
+        if hidden:
             (stage,) = pipe.stages
             (release, *more) = stage.releases
             if more or not isinstance(release.mechanism, Gaussian):
                 remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
                 validate.refuse("dropouts", f"stage {stage.name!r}", remedy)
-            hidden = replace(release, mechanism=_AtClients(release.mechanism.multiplier))
-            pipe = replace(pipe, stages=[replace(stage, releases=[hidden])])
+            theirs = replace(release, mechanism=_AtClients(release.mechanism.multiplier))
+            pipe = replace(pipe, stages=[replace(stage, releases=[theirs])])
         return replace(pipe, promise=replace(promise, assumptions=(*promise.assumptions, *self.assumptions())))
 
     @cached_property
@@ -288,22 +301,6 @@ class Federation:
             return self.pipe
         stages = [replace(stage, sampler=FullBatch(stage.sampler.divisor(self.terms))) for stage in self.pipe.stages]
         return replace(self.pipe, stages=stages)
-
-    def _check(self, stage: Stage, pipe: Pipeline) -> None:
-        by_client, private, hidden = self.unit == "client", pipe.promise is not None, self.dropouts is not None
-        whole = not by_client or isinstance(stage.sampler, (FullBatch, Poisson))
-        bought = "give all of its arguments as numbers: this recipe would buy something before its loop"
-        uniform = "leave it out: a private run adds sums over records, so every record counts (or every client)"
-        shifts = "use error feedback: a client that is lost moves its shift, and the server does not"
-        for right, name, value, remedy in (
-            (not pipe.before, "recipe", self.recipe, bought),
-            (whole, "sampler", type(stage.sampler).__name__, "take all clients, or Poisson sampling of them"),
-            (pipe.wire.shift is None, "shifts", pipe.wire.shift, shifts),
-            (private or not hidden, "dropouts", self.dropouts, "use a private recipe: in others nobody adds noise"),
-            (by_client or not private or not self.uniform, "uniform", self.uniform, uniform),
-            (len(pipe.stages) == 1 or not hidden, "dropouts", self.dropouts, "use a recipe with one stage a round"),
-        ):
-            validate.check(right, name, value, remedy)
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
         """The plan of secure aggregation of a stage, for all M clients: each computes it, and takes nobody's word."""
@@ -451,10 +448,8 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(part)
     elif isinstance(value, Enum):
         yield str(value)
-    elif callable(value):
+    elif callable(value) or " at 0x" in repr(value):
         yield str(getattr(value, "__qualname__", type(value).__qualname__))
-    elif " at 0x" in repr(value):
-        yield type(value).__qualname__
     else:
         yield repr(value)
 

@@ -27,19 +27,10 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.codecs import CodecError
+from isthmus.core import pipeline
 from isthmus.core.group import Aggregator
 from isthmus.core.minimize import Result, minimize
-from isthmus.core.pipeline import (
-    Client,
-    Round,
-    RunContext,
-    Stage,
-    check_samplers,
-    contribute,
-    counted,
-    drawn_clients,
-    pay,
-)
+from isthmus.core.pipeline import Client, Round, RunContext, Stage
 from isthmus.core.wire import Message, State
 from isthmus.distributed.flower import federation as agreed
 from isthmus.distributed.flower.federation import RECORD, Elsewhere, Federation, flower, from_arrays, to_arrays
@@ -158,7 +149,7 @@ class FlowerClients(Aggregator):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """Each client draws its own records, and the server its clients: subsets of a fixed size are refused."""
-        check_samplers(samplers, "clients")
+        pipeline.check_samplers(samplers, "clients")
 
     # ------------------------------------------------------------ one stage of a round
 
@@ -168,11 +159,11 @@ class FlowerClients(Aggregator):
         server, fresh = Client("server", self.plan.problem, 0, self.plan.terms, 1 / self.plan.clients), copy(round)
         fresh.memory = {}
         # the sum of no records: its sizes, dtypes and bounds are those that every answer must have
-        empty = replace(contribute(fresh, there, server, context.keys), coded={}, dims=0, bytes=0)
+        empty = replace(pipeline.contribute(fresh, there, server, context.keys), coded={}, dims=0, bytes=0)
         if there.private:
             empty = agreed._narrowed(empty, self.plan, there.sampler)
         if self.plan.dropouts is not None:
-            return self._secured(order, _LoopsLedger(partial(pay, round, stage, context.ledger)), there, empty)
+            return self._secured(order, _LoopsLedger(partial(pipeline.pay, round, stage, context.ledger)), there, empty)
         visits = self.asked(round, stage, context)
         answers = self._answers(order, visits, empty)
         if answers:
@@ -189,7 +180,7 @@ class FlowerClients(Aggregator):
         """Whom this stage asks: nodes, and how often each was asked before in it."""
         nodes, per_round = self._connected(), self.plan.pipe.wire.per_round
         if not stage.private and nodes:
-            return [(nodes[place], visit) for place, visit in drawn_clients(per_round, round, len(nodes))]
+            return [(nodes[place], visit) for place, visit in pipeline.drawn_clients(per_round, round, len(nodes))]
         if stage.private and self.plan.unit == "client":
             assert context.keys.noise is not None
             coins = context.keys.noise.mask(len(nodes), rate_of(stage.sampler))
@@ -322,7 +313,9 @@ class FlowerClients(Aggregator):
             records = None
             if plan.unit == "record" and not plan.uniform:
                 records = plan.terms
-            return reduce(add, [counted(each, records, plan.pipe.wire.per_round, plan.clients) for each in answers])
+            return reduce(
+                add, [pipeline.counted(each, records, plan.pipe.wire.per_round, plan.clients) for each in answers]
+            )
         total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
         for message in answers:
             total = total + replace(message, divisor=total.divisor, fixed=True)
@@ -394,7 +387,6 @@ class SketchStrategy:
     plan      what server and clients share
     ledger    of a private run (`isthmus.privacy.Ledger`); by default one in memory
     seed      of the public randomness: clients rebuild the maps from it
-    resume    the state of an earlier run of the same plan (`strategy.found.state`)
     timeout, wait, patience, noise_seed   as for `FlowerClients` and `minimize`
 
     It is a `flwr.serverapp.strategy.Strategy`.  After `start`:
@@ -409,7 +401,6 @@ class SketchStrategy:
     _: KW_ONLY
     ledger: Ledger | None = None
     seed: int = 0
-    resume: State | None = None
     wait: float = 60.0
     patience: int = 3
     noise_seed: int | None = None
@@ -466,10 +457,9 @@ class SketchStrategy:
             first = plan.constraint.project(torch.zeros(plan.whole.d, dtype=plan.dtype))
         else:
             first = from_arrays(initial_arrays, plan.whole).to(plan.dtype)
-        if self.resume is None:
-            evaluate(State(w=first))
+        evaluate(State(w=first))
         self.found = minimize(
-            plan.problem, plan.pipe, plan.constraint, steps=plan.rounds, seed=self.seed, x0=first, resume=self.resume,
+            plan.problem, plan.pipe, plan.constraint, steps=plan.rounds, seed=self.seed, x0=first,
             clients=clients, ledger=self.ledger, noise_seed=self.noise_seed, record=1, callbacks=[look], progress=False,
         )  # fmt: skip
         if self.found.x is not None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -269,27 +269,10 @@ class SecurePlan:
             "X25519, HKDF, ChaCha20 and Poly1305 are not broken: the server sees nothing but the total",
         ]
 
-    # ------------------------------------------------------------ JSON
-
-    def to_json(self) -> str:
-        """The plan as text: all that a client needs to know of a round."""
-        return json.dumps({"version": _VERSION} | asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> SecurePlan:
-        """The plan that `to_json` wrote; anything else is refused."""
-        names = {member.name for member in fields(cls)}
-        remedy = f"give what to_json wrote: JSON of version {_VERSION} with the fields {sorted(names)}"
-        with validate.reading("plan", text, remedy):
-            data = json.loads(text)
-            fits = data.keys() == names | {"version"} and data["version"] == _VERSION
-        validate.check(fits, "plan", text, remedy)
-        return cls(**{name: data[name] for name in names})
-
     @cached_property
     def digest(self) -> bytes:
         """What tells this plan from any other."""
-        return digest(self.to_json().encode())
+        return digest(json.dumps({"version": _VERSION} | asdict(self), sort_keys=True).encode())
 
 
 _SOURCE = "exact whole-number noise, which every client draws from its operating system's generator"

@@ -184,14 +184,8 @@ def test_a_plan_keeps_its_promises() -> None:
         assert half / 2 <= ranked.clients * ranked.reach + 2 * 9 * law.std()
 
 
-def test_a_plan_is_text_and_back() -> None:
-    ranked = plan(peak=0.5)
-    text = ranked.to_json()
-    again = SecurePlan.from_json(text)
-    assert again == ranked and again.digest == ranked.digest != plan(peak=0.6).digest
-    for wrong in ("", "{}", "[1]", text.replace("peak", "pique"), text.replace('"version": 2', '"version": 1')):
-        with pytest.raises(InvalidInput, match="plan="):
-            SecurePlan.from_json(wrong)
+def test_a_digest_tells_plans_apart() -> None:
+    assert plan(peak=0.5).digest == plan(peak=0.5).digest != plan(peak=0.6).digest
 
 
 @pytest.mark.parametrize(
