@@ -114,13 +114,12 @@ def training(
     steps: int,
     seed: int = 0,
     noise_seed: int | None = None,
-    others: Tensor | None = None,
 ) -> Train:
     """A training function for `one_run`: `minimize` with a pipeline, scores `<w_0 - w_T, canary>`.
 
     Every canary is the gradient of one linear loss, so a canary that is in pulls the iterate along itself.  Canaries
     that are plain numbers 0, ..., d - 1 stand for the unit vectors of R^d: a million of them take no more room than
-    a vector.  `others` are records that are always there, by default none.
+    a vector.
 
     >>> from isthmus.core.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian, SeededSource
@@ -141,8 +140,6 @@ def training(
     else:
         start = torch.zeros(canaries.shape[1], dtype=canaries.dtype)
         always = torch.zeros_like(start)[None]
-    if others is not None:
-        always = others.to(canaries)
 
     def train(included: Tensor) -> Tensor:
         objective = LinearRecords(torch.cat([always, included]), len(start))

@@ -26,8 +26,6 @@ from isthmus.theory.printed import Printed
 
 _HUGE = 1e6
 """How far beyond the clip the outlier lies."""
-_MATRIX_LIMIT = 1 << 23
-"""Maps that are not tight are read as a matrix up to this many entries."""
 _TINY = 1e-300
 _SMOOTHING = 1e-3
 """Outcomes rarer than this cannot be told apart by counting."""
@@ -359,11 +357,11 @@ class _Adversary:
         hidden = self._kernel(replacement)
         if hidden is not None:
             pairs.append(self._pair("kernel", self._unit(hidden), top))
-        if self._matrix is not None and self.ord == 1:  # the vectors that attain the norm of the map
+        if self.ord == 1:  # the vectors that attain the norm of the map
             column = torch.zeros(d, dtype=torch.float64)
             column[int(self._matrix.abs().sum(0).argmax())] = self.size
             pairs.append(self._pair("column", self._unit(self._normal(d)), column))
-        if self._matrix is not None and self.ord == math.inf:
+        if self.ord == math.inf:
             signs = self._matrix[int(self._matrix.abs().sum(1).argmax())].sign()
             pairs.append(self._pair("row", self._unit(self._normal(d)), signs * self.size))
         return pairs
@@ -400,42 +398,29 @@ class _Adversary:
     # ------------------------------------------------------------ the map
 
     @cached_property
-    def _matrix(self) -> Tensor | None:
-        """Phi, where it is small enough."""
-        if self.sketch.m * self.sketch.d > _MATRIX_LIMIT:
-            return None
+    def _matrix(self) -> Tensor:
+        """Phi."""
         return self.sketch.dense()
 
     @cached_property
-    def _inverse(self) -> Tensor | None:
-        if self.sketch.tight or self._matrix is None:
-            return None
+    def _inverse(self) -> Tensor:
         return torch.linalg.pinv(self._matrix @ self._matrix.T, hermitian=True, rtol=1e-11)
 
     def _lift(self, code: Tensor) -> Tensor:
-        """The shortest vector with this code (of a large map that is not tight: one whose code is near it)."""
+        """The shortest vector with this code."""
         if self.sketch.tight:
             return self.sketch.pinv(code)
-        if self._inverse is not None:
-            code = self._inverse @ code
-        return self.sketch.adjoint(code)
+        return self.sketch.adjoint(self._inverse @ code)
 
     def _top(self, start: Tensor) -> Tensor:
         """A right singular vector of the largest singular value."""
         if self.sketch.tight:
             return self._lift(self.sketch.forward(start))
-        if self._matrix is not None:
-            return self.sketch.adjoint(torch.linalg.eigh(self._matrix @ self._matrix.T)[1][:, -1])
-        for _ in range(50):
-            start = self.sketch.adjoint(self.sketch.forward(start))
-            start = start / start.norm()
-        return start
+        return self.sketch.adjoint(torch.linalg.eigh(self._matrix @ self._matrix.T)[1][:, -1])
 
     def _kernel(self, v: Tensor) -> Tensor | None:
         """A vector with code 0, or None where the map sees everything."""
         size = v.norm()
-        if not self.sketch.tight and self._inverse is None:
-            return None
         for _ in range(3):  # each pass takes away the rounding of the one before
             v = v - self._lift(self.sketch.forward(v))
         if float(v.norm() / size) <= 1e-6:

@@ -552,10 +552,8 @@ def _opened(item: object) -> tuple[object, _Parts]:
 def _text(text: str) -> tuple[str, _Parts]:
     """A text, its moments of today left out: they tick between one training and the next; JSON in it is read."""
     if text[:1] in "{[":
-        try:
+        with contextlib.suppress(ValueError):
             return "JSON", [("", json.loads(text))]
-        except ValueError:
-            pass
     return _MOMENT.sub("(a moment ago)", text), []
 
 
@@ -621,6 +619,4 @@ def _told(path: str, ours: Facts, theirs: Facts) -> str:
 
 def _short(value: object) -> str:
     text = repr(value)
-    if len(text) > _LONG:
-        text = f"{text[:_LONG]}..."
-    return text
+    return text[:_LONG] + "..." * (len(text) > _LONG)

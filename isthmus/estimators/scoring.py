@@ -235,8 +235,7 @@ def private_score(
         if epsilon == math.inf:
             remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all of them"
             validate.check(ranks.size == 1, "epsilon", epsilon, remedy)
-            exact, curves = exact_figures(model, X, y, f"{n:,} rows, which count as public")
-            return Scores(tuple(exact), tuple(curves))
+            return exact_figures(model, X, y, f"{n:,} rows, which count as public")
         if ranks.rank:
             ledger = None
         if delta is None:
@@ -294,7 +293,7 @@ def _rows_needed(rows: int, noise: float, least: float = _TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
+def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> Scores:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y, classes = np.asarray(y), _classes_of(model)
     if classes is None:
@@ -305,7 +304,7 @@ def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[
             r2 = 1 - squares / spread
         of_numbers = {"R2": (r2, 0.0), "root mean squared error": (math.sqrt(squares), math.sqrt(spread))}
         of_numbers["mean absolute error"] = errors, away
-        return [Figure(name, value, on, 0.0, base, _MEAN) for name, (value, base) in of_numbers.items()], []
+        return Scores(tuple(Figure(name, value, on, 0.0, base, _MEAN) for name, (value, base) in of_numbers.items()))
     said, curves = _Answers(model, classes, X, y), list[ShownCurve]()
     true, two = said.true, len(classes) == 2
     confusion = np.zeros((len(classes), len(classes)))
@@ -326,7 +325,7 @@ def exact_figures(model: Model, X: object, y: ArrayLike, on: str = "") -> tuple[
         calibration, curve = _calibration(counts.astype(float), mean, 0.0, classes)
         figures.append(calibration)
         curves.append(curve)
-    return [replace(figure, on=on) for figure in figures], curves
+    return Scores(tuple(replace(figure, on=on) for figure in figures), tuple(curves))
 
 
 class _Answers:

@@ -41,7 +41,6 @@ from isthmus.estimators.looks import Looks
 from isthmus.estimators.posing import _checked
 from isthmus.gradients import Dense
 from isthmus.objectives.linear import CLASSES_READ
-from isthmus.privacy import event_json
 from isthmus.privacy.event_json import dpa
 from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened
@@ -344,11 +343,6 @@ class _BestOf(privacy.NoisyMax):
         remedy = f"give {self.adjacency}, for which the noise of this choice is set"
         validate.check(adjacency is privacy.Adjacency(self.adjacency), "adjacency", adjacency, remedy)
         return privacy.Gaussian(self.multiplier).event(adjacency)
-
-    def describe(self) -> str:
-        """The release in words."""
-        much = event_json.multiples(self.multiplier)
-        return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
 def _choose(scores: Dense, split: _Split, looks: Looks) -> int:

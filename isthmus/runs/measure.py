@@ -111,8 +111,8 @@ def measure(
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None:
-        exact, curves = exact_figures(fitted, *test, _where(settings, rows))
-        return Measured(tuple(exact), tuple(curves))
+        exact = exact_figures(fitted, *test, _where(settings, rows))
+        return Measured(exact.figures, exact.curves)
     multiplier, bought = crew.on_leader(lambda: [*_noise(settings, delta, ledger)])  # type: ignore[arg-type]
     covered = not bought
     if not multiplier:

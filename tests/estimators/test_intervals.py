@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus import PrivateClassifier, PrivateRegressor
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor
 from isthmus.estimators import load
 from isthmus.privacy import Ledger
 

@@ -12,8 +12,7 @@ from estimator_tables import Seen
 from sklearn import metrics
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from isthmus import PrivateClassifier, private_score
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, PrivateClassifier, private_score
 from isthmus.core.pipeline import Promise
 from isthmus.estimators import scoring
 from isthmus.estimators.looks import Looks, covers

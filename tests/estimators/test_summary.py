@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from estimator_tables import Seen
 
-from isthmus import private_summary
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, private_summary
 from isthmus.cli import main
 from isthmus.core.pipeline import Promise
 from isthmus.estimators import summary

@@ -19,14 +19,11 @@ from sklearn.model_selection import GridSearchCV
 from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateSearch, algorithms
-from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, rounds_of
-from isthmus.algorithms.filling import Refusal, full_run
+from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, filling, rounds_of
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.estimators import load, save
-from isthmus.objectives import LinearModel
-from isthmus.objectives.linear import Softmax, known_losses, loss_for, loss_of
-from isthmus.objectives.targets import CountTargets, SignedLabels
+from isthmus.objectives import LinearModel, linear, targets
 from isthmus.parts import Step
 from isthmus.planner import plan
 from isthmus.privacy import Charge, Clip
@@ -36,7 +33,7 @@ from isthmus.sets import ConvexSet, L2Ball
 class Probit(LinearModel):
     """-log Phi(y z): a classifier of two classes."""
 
-    reads, curvature, slope_bound, default_clip = SignedLabels, 1.0, None, 0.8
+    reads, curvature, slope_bound, default_clip = targets.SignedLabels, 1.0, None, 0.8
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         return -torch.special.log_ndtr(y * z)
@@ -129,9 +126,9 @@ class HalfBall(ConvexSet):
 
 def test_the_seven_losses_are_known_by_their_names() -> None:
     seven = {"logistic", "softmax", "hinge", "smooth_hinge", "squared", "huber", "poisson"}
-    assert seven <= set(known_losses()) and known_losses()["absolute"] is Absolute
-    assert loss_of("logistic") is Logistic and loss_of(Probit) is Probit
-    assert not {"absolute", "squared"} & set(known_losses(labels=True))
+    assert seven <= set(linear.known_losses()) and linear.known_losses()["absolute"] is Absolute
+    assert linear.loss_of("logistic") is Logistic and linear.loss_of(Probit) is Probit
+    assert not {"absolute", "squared"} & set(linear.known_losses(labels=True))
 
 
 def test_a_name_is_not_taken_over_by_a_subclass_or_another_class() -> None:
@@ -143,9 +140,9 @@ def test_a_name_is_not_taken_over_by_a_subclass_or_another_class() -> None:
 
         name = "squared"
 
-    assert loss_of("logistic") is Logistic and loss_of("squared") is LeastSquares
+    assert linear.loss_of("logistic") is Logistic and linear.loss_of("squared") is LeastSquares
     assert plan(n=1000, d=4, epsilon=1.0, loss=Mine, exact=False).facts.loss_name == "Mine"
-    assert loss_of(Other) is Other
+    assert linear.loss_of(Other) is Other
 
 
 def test_a_plan_asks_the_loss() -> None:
@@ -178,7 +175,7 @@ def test_a_loss_of_counts_has_a_log_link() -> None:
     class Tweedie(LinearModel):
         """exp(z) - y z."""
 
-        reads, default_clip = CountTargets, 0.3
+        reads, default_clip = targets.CountTargets, 0.3
 
         def losses(self, z: Tensor, y: Tensor) -> Tensor:
             return z.exp() - y * z
@@ -206,12 +203,12 @@ def test_more_than_two_classes_need_a_loss_that_extends_it() -> None:
     with pytest.raises(InvalidInput, match="declare a loss with extends = Probit"):
         classifier(loss=Probit, classes=[0, 1, 2]).fit(X, y)
 
-    class ManyProbit(Softmax):
+    class ManyProbit(linear.Softmax):
         """Stands in for one."""
 
         name, extends = "", Probit
 
-    assert loss_for(Probit, 3) is ManyProbit
+    assert linear.loss_for(Probit, 3) is ManyProbit
     assert len(classifier(loss=Probit, classes=[0, 1, 2]).fit(X, y).coef_) == 3
 
 
@@ -253,8 +250,8 @@ def test_a_recipe_without_a_budget_is_for_runs_without_one() -> None:
 def test_a_filling_of_its_own_is_used() -> None:
     def fill(facts: Any) -> Any:
         if facts.d > 100:
-            return Refusal("it is for few columns")
-        run = full_run(facts, 0.25, facts.parameters, 7)
+            return filling.Refusal("it is for few columns")
+        run = filling.full_run(facts, 0.25, facts.parameters, 7)
         return run.choice({"clip": 0.25, "step": 2.0}, "short")
 
     made = algorithm(my_gd.function)
