@@ -859,11 +859,6 @@ class _OperationRule(LayerRule[nn.Module]):
         owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
         return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
 
-    def check(self) -> None:
-        """Anything goes, but for what no embedding may do."""
-        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
-            rules._check_table(self.name, self.layer)
-
     def install(self, layers: Layers) -> list[Handle]:
         """What computes with the parameters is replaced by `_trace_layers`."""
         return []
@@ -942,7 +937,7 @@ class _TracedForward:
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
-        call = shapes_of_one(leaves, cuts)
+        call = rules.shapes_of_one(leaves, cuts)
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
@@ -1066,14 +1061,3 @@ class _TracedForward:
         """Refuse the layer, by its name."""
         if self.own is not None:
             raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
-
-
-def shapes_of_one(leaves: Leaves, cuts: list[int | None]) -> Hashable:
-    """The shapes of one example's arguments, and where the batch keeps its examples."""
-    shapes: list[Hashable] = []
-    for x, cut in zip(leaves, cuts, strict=True):
-        if isinstance(x, Tensor):
-            shapes.append((x.dtype, cut, *(size for place, size in enumerate(x.shape) if place != cut)))
-        else:
-            shapes.append(None)
-    return tuple(shapes)
