@@ -24,26 +24,12 @@ from isthmus import (
     PrivateRegressor,
     algorithms,
     minimize,
+    privacy,
     private_score,
 )
 from isthmus.base.notebook import rounded_up
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    DiscreteGaussian,
-    Exact,
-    FullBatch,
-    Gaussian,
-    Laplace,
-    Ledger,
-    NoisyMax,
-    Poisson,
-    PrivacyStatement,
-    Skellam,
-    TopK,
-    joint,
-)
+from isthmus.privacy import Adjacency, DiscreteGaussian, Exact, Gaussian, Laplace, Ledger, PrivacyStatement, joint
 from isthmus.privacy.statement import SEEDED, Account, Released
 
 POISSON = E.SelfComposedDpEvent(E.PoissonSampledDpEvent(0.025, E.GaussianDpEvent(4.0)), 1200)
@@ -208,8 +194,13 @@ NOISE = "secret noise from the operating system's generator"
 MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
     "gaussian": (Gaussian(2.0), 2, "Gaussian noise of 2 times the most one record can add", NOISE),
     "laplace": (Laplace(20.0), 1, "Laplace noise of 20 times the most one record can add", NOISE),
-    "choice": (NoisyMax(0.2), float("inf"), "random choice of one coordinate, which satisfies 0.005-zCDP", NOISE),
-    "top": (TopK(2, 0.2), float("inf"), "random choice of 2 coordinates, which satisfies 0.01-zCDP", NOISE),
+    "choice": (
+        privacy.NoisyMax(0.2),
+        float("inf"),
+        "random choice of one coordinate, which satisfies 0.005-zCDP",
+        NOISE,
+    ),
+    "top": (privacy.TopK(2, 0.2), float("inf"), "random choice of 2 coordinates, which satisfies 0.01-zCDP", NOISE),
     "discrete": (
         DiscreteGaussian(2.0, 1e-6),
         2,
@@ -217,7 +208,7 @@ MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
         "secret noise from opendp's own cryptographic generator",
     ),
     "skellam": (
-        Skellam(2.0, 1e-3),
+        privacy.Skellam(2.0, 1e-3),
         2,
         "Skellam noise (in steps of 0.001) that hides as much as Gaussian noise of 2 times the most one record can add",
         NOISE,
@@ -227,7 +218,7 @@ MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
 
 def released(mechanism: Any, ord: float = 2, sampler: Any = None, **options: Any) -> PrivacyStatement:
     promise = Promise(9.0, 1e-3, Adjacency.ADD_REMOVE, 50)
-    stage = Stage(sampler or FullBatch(), [Release(clip=Clip(1.0, ord=ord), mechanism=mechanism)])
+    stage = Stage(sampler or privacy.FullBatch(), [Release(clip=privacy.Clip(1.0, ord=ord), mechanism=mechanism)])
     return minimize(LeastSquares(X, X[:, 0]), Pipeline([stage], lambda t: 0.1, promise=promise), steps=3).privacy
 
 
@@ -245,7 +236,7 @@ def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
 
 
 def test_sampled_releases_say_so() -> None:
-    values = released(Gaussian(2.0), sampler=Poisson(0.5))
+    values = released(Gaussian(2.0), sampler=privacy.Poisson(0.5))
     assert values.releases[0].what == "sum of gradients over a random sample" and values.releases[0].times == 3
 
 
