@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NoReturn
 
+import pytest
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -59,3 +61,14 @@ def exact_norms(rows: Tensor, ord: float = 2) -> Tensor:
     if ord == 1:
         return torch.tensor([math.fsum(map(abs, row)) for row in rows.tolist()], dtype=torch.float64)
     return torch.tensor([math.hypot(*row) for row in rows.tolist()], dtype=torch.float64)
+
+
+def never_densified(X: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no sparse matrix of this kind may be made dense."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a CSR matrix was densified")
+
+    for kind in type(X).__mro__:
+        for name in {"toarray", "todense"} & vars(kind).keys():
+            monkeypatch.setattr(kind, name, refuse)

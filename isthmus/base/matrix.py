@@ -39,6 +39,8 @@ class View(ABC):
     shape: tuple[int, int]
     far = False
     """Whether rows are small differences of long vectors."""
+    roundings: int = 0
+    """How many roundings an entry has of its own, at most."""
     _upper: Tensor | None = None
 
     @property
@@ -49,11 +51,6 @@ class View(ABC):
     def forget(self) -> None:
         """Forget what was computed of the rows: they may have been written to since."""
         self._upper = None
-
-    @property
-    def roundings(self) -> int:
-        """How many roundings an entry has of its own, at most."""
-        return 0
 
     @property
     def upper(self) -> Tensor:
@@ -367,8 +364,7 @@ def _numpy(w: Tensor) -> Array:
     w = w.detach().cpu()
     if w.dtype not in (torch.float32, torch.float64):
         w = w.float()
-    array: Array = w.numpy()
-    return array
+    return w.numpy()
 
 
 class Total:

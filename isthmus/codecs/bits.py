@@ -147,8 +147,7 @@ class Reader:
         self.need(count, what)
         lo, skip = self._at >> 3, self._at & 7
         self._at += count
-        bits: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
-        return bits
+        return np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
 
     def fixed(self, count: int, width: int, what: str, top: int) -> Numbers:
         """`count` numbers of `width` bits each, none above `top`, as integers with a sign that hold one more."""
@@ -195,8 +194,7 @@ def unpack(data: Bits, count: int, width: int) -> NDArray[np.uint64]:
     for lane, place, by in _overlaps(width):
         byte = columns[place].astype(np.uint64)
         lanes[lane] |= byte << np.uint64(by) if by >= 0 else byte >> np.uint64(-by)
-    numbers: NDArray[np.uint64] = (lanes & np.uint64((1 << width) - 1)).T.reshape(-1)[:count]
-    return numbers
+    return (lanes & np.uint64((1 << width) - 1)).T.reshape(-1)[:count]
 
 
 def _overlaps(width: int) -> Iterator[tuple[int, int, int]]:

@@ -46,8 +46,6 @@ from isthmus.sketches.kronecker import matrix_shape
 _EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
 
-_Names = tuple[str, ...]
-
 _Mean = Callable[[Tensor], Tensor]
 """The mean over all ranks of a vector; every rank must ask for it."""
 
@@ -60,11 +58,6 @@ class _Round:
     index: int
     space: Space
     t: int
-
-    @property
-    def names(self) -> _Names:
-        """The parameters, by the number under which the state knows them."""
-        return tuple(leaf.name for leaf in self.space.leaves)
 
     def basis(self, side: str, leaf: Leaf, columns: Tensor) -> Tensor:
         """An orthonormal basis of columns and a little of random signs; of random signs alone where they are 0."""
@@ -280,7 +273,7 @@ class SketchState:
     def _forget_module(self) -> None:
         """Parameters and buckets of the module that comes next are met anew."""
         self._parameters: dict[int, tuple[str, Tensor]] = {}  # kept alive, so that no id comes twice
-        self._compared: set[tuple[int, _Names]] = set()
+        self._compared: set[tuple[int, tuple[str, ...]]] = set()
 
     # ------------------------------------------------------------ buckets
 
@@ -293,7 +286,7 @@ class SketchState:
             first = self.first.setdefault(str(round.index), list(shapes))
             remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters before"
             validate.check(first == list(shapes), "parameters of a bucket", len(shapes), remedy)
-        if (round.index, round.names) not in self._compared:
+        if (round.index, tuple(shapes)) not in self._compared:
             # ranks that would send other numbers find out before they add them; once for a bucket
             what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
             mine = torch.tensor([key(what, round.index, round.space) >> 1], device=bucket.buffer().device)
@@ -301,7 +294,7 @@ class SketchState:
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
             remedy = "use the same model and a state of the same step: the ranks differ"
             validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
-            self._compared.add((round.index, round.names))
+            self._compared.add((round.index, tuple(shapes)))
         return round
 
     def _name(self, parameter: Tensor) -> str:
@@ -389,7 +382,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> _Future[Tensor]:
         if not mean.sum().isfinite():
             return buffer.fill_(torch.nan)
         if error is not None:
-            state.errors |= zip(round.names, error.split(sizes), strict=True)
+            state.errors |= {leaf.name: part for leaf, part in zip(round.space.leaves, error.split(sizes), strict=True)}
         way.learn(round, drawn, mean)
         return buffer.copy_(way.lift(drawn, mean))
 

@@ -92,8 +92,7 @@ def fit_part(estimator: E, part: Part, *, group: Group | dist.ProcessGroup | boo
         if isinstance(estimator, Pipeline):  # the arguments are for its last step
             prefix = f"{estimator.steps[-1][0]}__"
         options = {f"{prefix}sample_weight": weight for weight in weights if weight is not None}
-        fitted: E = estimator.fit(X, y, **{f"{prefix}group": group}, **options)  # type: ignore[attr-defined]
-        return fitted
+        return estimator.fit(X, y, **{f"{prefix}group": group}, **options)  # type: ignore[attr-defined]
 
 
 def _check_estimator(estimator: object) -> None:

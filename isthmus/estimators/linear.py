@@ -84,7 +84,13 @@ class _PrivateEstimator(BaseEstimator):
         if self.privacy_ is None:
             text = "It was fitted without noise, and may reveal the records that it was trained on."
             return notebook.card("This model is NOT private", notebook.paragraph(text), tone="bad")
-        return str(self.privacy_._repr_html_())
+        shown = str(self.privacy_._repr_html_())
+        if not isinstance(self.ledger, Ledger) or self.ledger.budget is None:
+            return shown
+        (epsilon, delta), spent = self.ledger.budget, math.ceil(self.ledger.spent() * 1e4) / 1e4
+        together = f"epsilon = {spent:g} of {epsilon:g} at delta = {delta:g}"
+        words = f"Its ledger holds {together} now, with everything else that was charged to it."
+        return shown + notebook.card("What was spent together", notebook.paragraph(words))
 
 
 _SMALL_STATE = 20_000

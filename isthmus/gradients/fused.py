@@ -26,8 +26,6 @@ except ImportError:  # the kernels are never called then: see `can_sum`
 
 TALL = 8
 """Rows that a program has on their way from memory at the same time."""
-DEEP = 256
-"""Rows that one program adds up, column by column."""
 SQUARES = 512
 """Squares that are added up in float32 before float64 takes over."""
 SUMS = 4
@@ -85,33 +83,6 @@ def _square_sums(
     place = part.to(tl.int64)[:, None] * block + tl.arange(0, block)[None, :]
     x = tl.load(g + i * size + place, mask=place < size, other=0.0)
     tl.store(out + i * parts + part, tl.sum(x * x, axis=1), mask=part < parts)
-
-
-@_Kernel
-def _row_norms(x: tl.tensor, out: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tensor:
-    i = tl.program_id(0).to(tl.int64)
-    total = tl.zeros([block], dtype=tl.float64)
-    for lo in range(0, size, block):
-        place = lo + tl.arange(0, block)
-        value = tl.load(x + i * size + place, mask=place < size, other=0.0).to(tl.float64)
-        total += value * value
-    tl.store(out + i, tl.sqrt(tl.sum(total, axis=0)))
-
-
-@partial(_Kernel, changing=["n"])
-def _column_sums(
-    x: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, width: tl.tensor, deep: tl.constexpr, tall: tl.constexpr,
-    wide: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    column = tl.program_id(0) * wide + tl.arange(0, wide)
-    total = tl.zeros([wide], dtype=tl.float64)
-    for lo in range(0, deep, tall):
-        row = tl.program_id(1).to(tl.int64) * deep + lo + tl.arange(0, tall)
-        weight = tl.load(c + row, mask=row < n, other=0.0).to(tl.float64)
-        read = (weight != 0)[:, None] & (column < width)[None, :]
-        value = tl.load(x + row[:, None] * width + column[None, :], mask=read, other=0.0).to(tl.float64)
-        total += tl.sum(weight[:, None] * value, axis=0)
-    tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
 
 
 @_Kernel
@@ -213,25 +184,6 @@ def square_sums(g: Tensor) -> Tensor:
     blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
     _square_sums[blocks](g, squares, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
     return squares
-
-
-def norms(x: Tensor) -> Tensor:
-    """(n,) float64: the lengths of the rows of a float32 matrix; squares are exact, and added in float64."""
-    result = torch.empty(len(x), dtype=torch.float64, device=x.device)
-    _row_norms[(len(x),)](x.contiguous(), result, x.shape[1], block=2048, num_warps=8)
-    return result
-
-
-def column_sums(x: Tensor, c: Tensor) -> Tensor:
-    """(q,) float64: sum_i c_i x_i over the i with c_i != 0, for float32 x (n, q); products are exact.
-
-    What x_i holds where c_i is 0 is never read.
-    """
-    n, width = x.shape
-    sums = torch.zeros(triton.cdiv(n, DEEP), width, dtype=torch.float64, device=x.device)
-    operands = x.contiguous(), c.contiguous(), sums, n, width
-    _column_sums[triton.cdiv(width, 128), len(sums)](*operands, deep=DEEP, tall=16, wide=128)
-    return sums.sum(0)
 
 
 def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:

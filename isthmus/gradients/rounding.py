@@ -141,7 +141,12 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
     if ord not in ORDS:
         _check_ord(ord)
     if isinstance(x, View):
-        return _seen_upper(x, ord)
+        if ord == 2 or not x.shape[0]:
+            return x.upper
+        high = torch.cat([upper_norms(rows.clone(), ord) for _, _, rows in x.chunks()])
+        if x.far:  # entries are what is left of much longer ones: fall back on the l2 norm, which knows
+            high = torch.maximum(high, x.upper * (x.shape[1] ** 0.5 if ord == 1 else 1.0))
+        return high * (1 + 1e-9)  # each entry of a chunk has a few roundings of its own
     k = x.shape[1]
     slack = 1 + 2 * gamma(k + 8, torch.float64)
     norms: Tensor
@@ -155,8 +160,6 @@ def upper_norms(x: Matrix, ord: float = 2) -> Tensor:
         return norms.to(torch.float64)
     if x.dtype == torch.float64:
         return _wide_upper(x, ord, slack)
-    if ord == 2 and fused.can_sum(x.device, x.dtype):
-        return fused.norms(x) * slack
     if x.is_cuda:
         norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
         return norms * slack
@@ -185,30 +188,10 @@ def _wide_upper(x: Tensor, ord: float, slack: float) -> Tensor:
     return _above(norms * slack, norms)
 
 
-def _seen_upper(x: View, ord: float) -> Tensor:
-    """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
-    if ord == 2 or not x.shape[0]:
-        return x.upper
-    high = torch.cat([upper_norms(rows.clone(), ord) for _, _, rows in x.chunks()])
-    if x.far:  # entries are what is left of much longer ones: fall back on the l2 norm, which knows
-        high = torch.maximum(high, x.upper * (x.shape[1] ** 0.5 if ord == 1 else 1.0))
-    return high * (1 + 1e-9)  # each entry of a chunk has a few roundings of its own
-
-
 def _product_upper(a: Tensor, b: Tensor) -> Tensor:
     """An upper bound of the product of two non-negative bounds; zero only if one is zero and the other finite."""
     high = a * b * (1 + 2.0**-50)
     return torch.where((a == 0) | (b == 0), high, high + torch.finfo(torch.float64).tiny)
-
-
-def _with_one(upper: Tensor, ord: float) -> Tensor:
-    """Upper bounds of norms when one more entry is 1: that of a bias.
-
-    >>> _with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
-    tensor([2.], dtype=torch.float64)
-    """
-    whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
-    return whole * (1 + 2.0**-50)
 
 
 def _power_of_two(x: Tensor, limit: int) -> Tensor:
@@ -431,7 +414,18 @@ def _integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> 
     for lo in range(0, len(bh), MAX_RECORDS // 8):
         rows = slice(lo, lo + MAX_RECORDS // 8)
         mixed = torch._int_mm(torch.cat([bh[rows], bl[rows]], 1), middle.T)
-        _join(torch._int_mm(bh[rows], ah.T), mixed, torch._int_mm(bl[rows], al.T), bound / GRID**2, out[rows])
+        high, low, place, scale = (
+            torch._int_mm(bh[rows], ah.T),
+            torch._int_mm(bl[rows], al.T),
+            out[rows],
+            bound / GRID**2,
+        )
+        if fused.can_sum(out.device, out.dtype):
+            fused.joined(high, mixed, low, SIDE, scale, place)
+        else:  # without the zeros that rows and columns were filled up with
+            high, mixed, low = (x[: len(place), : place.shape[1]] for x in (high, mixed, low))
+            total = high.to(out.dtype).mul_(float(SIDE**2)).add_(mixed, alpha=SIDE).add_(low)
+            place.copy_(total.mul_(scale))
 
 
 def _usable(scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -442,16 +436,6 @@ def _usable(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """
     near, info = scale.to(dtype), torch.finfo(dtype)
     return torch.where((near >= info.tiny) & (near <= info.max), near, 0.0)
-
-
-def _join(high: Tensor, mixed: Tensor, low: Tensor, scale: float, place: Tensor) -> None:
-    """place = scale (128^2 high + 128 mixed + low), without the zeros that rows and columns were filled up with."""
-    if fused.can_sum(place.device, place.dtype):
-        fused.joined(high, mixed, low, SIDE, scale, place)
-        return
-    high, mixed, low = (x[: len(place), : place.shape[1]] for x in (high, mixed, low))
-    total = high.to(place.dtype).mul_(float(SIDE**2)).add_(mixed, alpha=SIDE).add_(low)
-    place.copy_(total.mul_(scale))
 
 
 def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -553,10 +553,9 @@ class Outer(Rows):
         if self.grid is not None and rounding._fits_grid(self.n, rho, self.dtype):
             a, b = self.a.flatten(1).to(self.dtype), self.b.flatten(1).to(self.dtype)
             rounding._integer_sum(a, b, c, self.grid, place[:, : a.shape[1]])
-            if self.ones and self.skips:
-                place[:, -1] = fused.column_sums(b, c)
-            elif self.ones:
-                rounding._outer_sum(b.new_ones(self.n, 1), b * c[:, None], rho, place[:, -1:])
+            if self.ones:
+                shares = torch.where(c[:, None] != 0, b * c[:, None], 0.0)
+                rounding._outer_sum(b.new_ones(self.n, 1), shares, rho, place[:, -1:])
             return room
         if self.skips:
             return self.masked(c != 0).sum_to(c, rho, room)
@@ -642,7 +641,8 @@ class Outer(Rows):
             else:
                 upper = rounding.upper_norms(self.a, ord)
             if self.ones:
-                upper = rounding._with_one(upper, ord)
+                whole: Tensor = torch.linalg.vector_norm(torch.stack([upper, torch.ones_like(upper)]), ord, dim=0)
+                upper = whole * (1 + 2.0**-50)
             self._known[ord] = upper.to(self.device)
         return self._known[ord]
 

@@ -163,11 +163,6 @@ class _Recurrent(nn.Module):
             return modules[part].get_parameter(kind)
         return super().__getattr__(name)
 
-    def extra_repr(self) -> str:
-        """The sizes."""
-        more = f", num_layers={self.num_layers}, batch_first={self.batch_first}, bidirectional={self.bidirectional}"
-        return f"{self.input_size}, {self.hidden_size}{more}"
-
 
 class RNN(_Recurrent):
     """h_t = tanh(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh), or with relu: a drop-in for `nn.RNN`.

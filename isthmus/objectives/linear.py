@@ -210,7 +210,7 @@ class LinearModel(Objective):
         if y is not None:
             truth = self.targets.read(y)[1]
         validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
-        return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
+        return self.targets.score(z, truth.to(z) if truth.is_floating_point() else truth.to(z.device))
 
     @property
     def classes(self) -> tuple[object, ...] | None:
@@ -265,7 +265,7 @@ class LinearModel(Objective):
         if where is not None:
             X, y = matrix.take(X, where), y[where]
         z = matrix.margins(X, self._as_columns(_check_point(w, self.d)))
-        values = formula(z, y.to(device=z.device, dtype=self._target_dtype(z)))
+        values = formula(z, y.to(z) if y.is_floating_point() else y.to(z.device))
         if weights is not None:
             weights = weights[slice(None) if where is None else where].to(values)
             values = values * weights.view(-1, *[1] * (values.ndim - 1))
@@ -299,9 +299,6 @@ class LinearModel(Objective):
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w
-
-    def _target_dtype(self, z: Tensor) -> torch.dtype:
-        return z.dtype
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n={self.n}, d={self.d}, penalty={self.penalty})"
@@ -488,9 +485,6 @@ class Softmax(LinearModel):
 
     def _as_columns(self, w: Tensor) -> Tensor:
         return w.view(-1, self.X.shape[1]).T
-
-    def _target_dtype(self, z: Tensor) -> torch.dtype:
-        return torch.int64
 
 
 class OneVsRest(Softmax):

@@ -26,8 +26,7 @@ MODULES = {
     "schedulers": "ExponentialGradClip ExponentialNoise LambdaGradClip LambdaNoise StepGradClip StepNoise",
     "utils": "",
     "utils.batch_memory_manager": "BatchMemoryManager wrap_data_loader",
-    "utils.module_utils": "are_state_dict_equal clone_module has_trainable_params trainable_modules "
-    "trainable_parameters",
+    "utils.module_utils": "are_state_dict_equal clone_module",
     "utils.uniform_sampler": "UniformWithReplacementSampler",
     "validators": "ModuleValidator",
     "validators.errors": "IllegalModuleConfigurationError ShouldReplaceModuleError UnsupportedError "

@@ -201,12 +201,8 @@ class AdaptiveClip(Clipping):
 
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
-        validate.check(
-            self.release in released,
-            "release",
-            self.release,
-            f"name a release of the stage, which are {sorted(released)}",
-        )
+        remedy = f"name a release of the stage, which are {sorted(released)}"
+        validate.check(self.release in released, "release", self.release, remedy)
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
         low, high = max(self.initial / SPAN, _SMALLEST), min(self.initial * SPAN, _LARGEST)

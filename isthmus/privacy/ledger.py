@@ -266,7 +266,12 @@ class _FileRecords(_Records):
             except (sqlite3.DatabaseError, UnicodeError) as error:  # of names in a damaged database
                 raise LedgerCorrupt(f"{self.path}: this is not a ledger, or a damaged one ({error})") from error
             if self._number > found:
-                self._write_mark()
+                with writing(self._mark_path, _FULL):
+                    descriptor = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o666)
+                    try:  # numbers of one width: no write leaves a mixture behind
+                        os.pwrite(descriptor, f"{self._number:020d} {self._head}\n".encode("ascii"), 0)
+                    finally:
+                        os.close(descriptor)
             self._unsettled = False
 
     def append(self, *bodies: Json) -> None:
@@ -356,14 +361,6 @@ class _FileRecords(_Records):
         if number.isdigit() and len(digest) == len(START):
             return int(number), digest
         return 0, b""
-
-    def _write_mark(self) -> None:
-        with writing(self._mark_path, _FULL):
-            descriptor = os.open(self._mark_path, os.O_WRONLY | os.O_CREAT, 0o666)
-            try:  # numbers of one width: no write leaves a mixture behind
-                os.pwrite(descriptor, f"{self._number:020d} {self._head}\n".encode("ascii"), 0)
-            finally:
-                os.close(descriptor)
 
     # ------------------------------------------------------------ files of format 1
 

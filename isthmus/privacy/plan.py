@@ -107,8 +107,7 @@ class PrivacyPlan:
     """A budget and its split: all items together cost `epsilon` at `delta`, and no more.
 
     One scale is found so that the whole run, with every item's noise in proportion to its share, costs exactly
-    epsilon under the accountant (from below, within 0.01 %).  `n_public` is the number of records where that is
-    public; then delta may be left out and is `min(1e-5, n^-1.1)`.
+    epsilon under the accountant (from below, within 0.01 %).
 
     >>> plan = PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("gradient", rounds=1000)])
     >>> round(plan.multiplier("gradient"), 2), plan.mechanism("gradient").private
@@ -116,16 +115,15 @@ class PrivacyPlan:
     """
 
     epsilon: float
-    delta: float = None  # type: ignore[assignment]  # filled in, as are the numbers
+    delta: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-    n_public: int | None = None
     items: Sequence[Charge] = ()
-    numbers: Mapping[str, float] = field(default=None, hash=False)  # type: ignore[arg-type]
+    numbers: Mapping[str, float] = field(default=None, hash=False)  # type: ignore[arg-type]  # filled in
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
+        validate.open_unit(delta=self.delta)
         object.__setattr__(self, "items", tuple(self.items))
-        object.__setattr__(self, "delta", _delta(self.delta, self.n_public))
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         _check_items(self.items)
         if self.numbers is None:
@@ -135,7 +133,10 @@ class PrivacyPlan:
             scale = _scale(self.items, prices, self.epsilon, self.delta, self.adjacency)
             object.__setattr__(self, "numbers", _numbers_at(self.items, scale))
         else:
-            _check_numbers(self.items, self.numbers)
+            names = [item.name for item in self.items]
+            remedy = f"give one number for each of {names}"
+            validate.check(set(self.numbers) == set(names), "numbers", sorted(self.numbers), remedy)
+            validate.positive(**{f"numbers[{name!r}]": value for name, value in self.numbers.items()})
             object.__setattr__(self, "numbers", dict(self.numbers))
         spent = accounting.epsilon_of(self.total(), self.delta, self.adjacency)  # of calibrated ones it is remembered
         remedy = f"give at least {spent:.6g}, which these items cost at delta"
@@ -153,16 +154,6 @@ class PrivacyPlan:
     def mechanism(self, name: str) -> Mechanism:
         """The mechanism that runs."""
         return self.item(name).mechanism.with_number(self.multiplier(name))
-
-    def event(self, name: str, rounds: int | None = None) -> DpEvent:
-        """The event of that many rounds of an item (all its rounds by default), on its own."""
-        item = self.item(name)
-        if rounds is None:
-            rounds = item.rounds
-        validate.non_negative_int(rounds=rounds)
-        if rounds == 0:
-            return dpa.NoOpDpEvent()
-        return dpa.SelfComposedDpEvent(item.sampler.event(self.mechanism(name).event()), rounds)
 
     def total(self) -> DpEvent:
         """The event of the whole run, the items of one stage jointly."""
@@ -184,7 +175,7 @@ class PrivacyPlan:
             }
             for item in self.items
         ]
-        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta, "n_public": self.n_public}
+        record = {"format": FORMAT, "epsilon": self.epsilon, "delta": self.delta}
         record |= {"numbers": self.numbers, "adjacency": self.adjacency.value, "items": items}
         return json.dumps(record, sort_keys=True)
 
@@ -206,7 +197,7 @@ class PrivacyPlan:
             validate.one_of(_SAMPLERS, sampler=sampler["kind"])
             items.append(Charge(**entry, mechanism=mechanism, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
         adjacency = Adjacency(record["adjacency"])
-        return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
+        return cls(record["epsilon"], record["delta"], adjacency, items, record["numbers"])
 
 
 @lru_cache(maxsize=1024)
@@ -262,12 +253,9 @@ def _of_earlier(kind: str | type[Mechanism], k: int, grid: float) -> Mechanism:
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
-    stages: dict[tuple[bool, str], list[Charge]] = {}
+    stages: dict[tuple[str | None, str], list[Charge]] = {}
     for item in items:
-        alone, name = False, item.stage
-        if name is None:
-            alone, name = True, item.name
-        stages.setdefault((alone, name), []).append(item)
+        stages.setdefault((item.stage, item.name if item.stage is None else ""), []).append(item)
     events = []
     for group in stages.values():
         together = accounting.joint(item.mechanism.with_number(numbers[item.name]).event() for item in group)
@@ -283,22 +271,3 @@ def _check_items(items: Sequence[Charge]) -> None:
         same = (first.sampler, first.rounds) == (item.sampler, item.rounds) or item.stage is None
         remedy = "give the items of one stage the same sampler and number of rounds"
         validate.check(same or first.stage != item.stage, "stage", item.stage, remedy)
-
-
-def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:
-    names = [item.name for item in items]
-    validate.check(set(numbers) == set(names), "numbers", sorted(numbers), f"give one number for each of {names}")
-    for name, value in numbers.items():
-        validate.positive(**{f"numbers[{name!r}]": value})
-
-
-def _delta(delta: float | None, n_public: int | None) -> float:
-    """The given delta, or min(1e-5, n^-1.1) where n is public."""
-    if n_public is not None:
-        validate.positive_int(n_public=n_public)
-    if delta is None:
-        validate.check(n_public is not None, "delta", delta, "give it, or n_public if the number of records is public")
-        assert n_public is not None
-        delta = default_delta(n_public)
-    validate.open_unit(delta=delta)
-    return delta

@@ -86,11 +86,6 @@ class Distribution:
         """E f g of each column, for functions given at the middles of the bins."""
         return (self.p * f * g).sum(1, keepdim=True)
 
-    def draw(self, rows: int, seed: int = 0) -> Tensor:
-        """The bins of so many independent records (public: from p alone)."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.multinomial(self.p.float().clamp(min=0), rows, replacement=True, generator=generator).T
-
 
 def bins_of(edges: Tensor, x: Tensor) -> Tensor:
     """The bin of each number, those outside in the outermost."""
@@ -260,9 +255,14 @@ def smooth_map(
     cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
     raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
     basis, alive = _orthonormal(raw, columns)
-    column, order = _first(alive, features).unbind(1)
+    # the first function of every column, then the second, ... at most so many in all
+    whole = alive.sum(0).cumsum(0)
+    most = whole[whole <= features] if bool(whole[0] <= features) else whole[:1]
+    order, column = alive.T.nonzero()[: int(most.max())].unbind(1)
     values = basis[column, :, order] / (order.double() + 1)[:, None]
-    drawn = values[torch.arange(len(column)), columns.draw(_SIMULATED)[:, column]]
+    draws = torch.Generator().manual_seed(0)  # public: of p alone
+    bins = torch.multinomial(columns.p.float().clamp(min=0), _SIMULATED, replacement=True, generator=draws).T
+    drawn = values[torch.arange(len(column)), bins[:, column]]
     limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
     return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit)
 
@@ -285,10 +285,3 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
         basis.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
     return torch.stack(basis[1:], -1), torch.stack(alive, 1)
-
-
-def _first(alive: Tensor, features: int) -> Tensor:
-    """(column, function) of the features: the first function of every column, then the second, ... at most so many."""
-    whole = alive.sum(0).cumsum(0)
-    fits = int(whole[whole <= features].max()) if bool(whole[0] <= features) else int(whole[0])
-    return alive.T.nonzero()[:fits].flip(1)

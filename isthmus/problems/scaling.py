@@ -111,7 +111,7 @@ class Scaled(View):
         return bool(self.B[:, : len(self.weight)].any())
 
     @property
-    def roundings(self) -> int:
+    def roundings(self) -> int:  # type: ignore[override]
         """How many roundings an entry has of its own, at most."""
         return 2 * self.U.shape[1] + 16
 

@@ -306,8 +306,7 @@ class ConvexSet(ABC):
             result = result.clone()
         if isinstance(original, Tensor):
             return result
-        array: np.ndarray = result.cpu().numpy()
-        return array
+        return result.cpu().numpy()
 
 
 class Ball(ConvexSet):

@@ -39,7 +39,7 @@ from sklearn.datasets import load_svmlight_file
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
 from isthmus.base.streamed import ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset, tables_of
-from isthmus.tables.encode import NamedColumns, as_frame, encode
+from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
 
 if TYPE_CHECKING:
@@ -160,15 +160,18 @@ def has_part(path: str | Path, part: str) -> bool:
 
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
-    file = Path(path)
-    if _format(file) != "parquet":
-        return {}
-    _import_pandas(file)
-    schema = parquet_dataset(file, "data").schema
-    stored = _stored_names(file, schema)
-    empty = as_frame(schema.empty_table().to_pandas(ignore_metadata=True))
-    kinds = {name: empty.kind(own) for name, own in stored.items()}
-    return {name: kind for name, kind in kinds.items() if kind in ("number", "bool")}
+    file, kinds = Path(path), {}
+    if _format(file) == "parquet":
+        from pyarrow import types
+
+        schema = parquet_dataset(file, "data").schema
+        for name, stored in _stored_names(file, schema).items():
+            kind = schema.field(stored).type
+            if types.is_boolean(kind):
+                kinds[name] = "bool"
+            elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+                kinds[name] = "number"
+    return kinds
 
 
 def _import_pandas(path: str | Path) -> ModuleType:
@@ -221,8 +224,7 @@ def _format(file: Path) -> str:
         validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
     name = file.name.lower()
     plain = name.removesuffix(".gz").removesuffix(".bz2")
-    suffix = plain.rpartition(".")[2]
-    kind = next((kind for kind, suffixes in _SUFFIXES.items() if suffix in suffixes), "")
+    kind = _FORMATS.get(plain.rpartition(".")[2], "")
     return kind if plain == name or kind in ("text", "libsvm") else ""
 
 
@@ -437,12 +439,8 @@ def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
     return ChosenRows(on_disk, torch.from_numpy(frame.kept))
 
 
-_SUFFIXES = {
-    "text": ("csv", "tsv", "tab"),
-    "libsvm": ("svm", "libsvm", "svmlight", "txt"),
-    "parquet": ("parquet", "pq"),
-    "npz": ("npz",),
-}
+_FORMATS = dict.fromkeys(("csv", "tsv", "tab"), "text") | dict.fromkeys(("parquet", "pq"), "parquet") | {"npz": "npz"}
+_FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm")
 _READERS = {
     "text": _read_text,
     "libsvm": _read_libsvm,

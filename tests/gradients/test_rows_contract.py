@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from reference import DenseSketch, exact_norms
+from reference import DenseSketch, exact_norms, never_densified
 from row_cases import DERIVED, DTYPES, EXACT, csr, draw
 
 from isthmus.base.space import Space
@@ -102,24 +102,11 @@ def test_encoding_through_leaves_adds_the_codes(draws):
 
 
 def test_csr_is_never_densified(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a CSR matrix was densified")
-
     X = csr(8, 6, torch.float64)
-    for kind in type(X).__mro__:
-        for name in ("toarray", "todense"):
-            if name in vars(kind):
-                monkeypatch.setattr(kind, name, refuse)
+    never_densified(X, monkeypatch)
     r = torch.ones(8, 2, dtype=torch.float64)
-    rows = Outer(X, r)
-    other = Outer(X.copy(), 2 * r)
-    for kind in (
-        rows,
-        difference(rows, other),
-        regrouped(rows, torch.arange(8) // 3),
-        rows.scaled(2.0),
-        rows.part(1, 4),
-    ):
+    rows, other, groups = Outer(X, r), Outer(X.copy(), 2 * r), torch.arange(8) // 3
+    for kind in (rows, difference(rows, other), regrouped(rows, groups), rows.scaled(2.0), rows.part(1, 4)):
         for ord in ORDS:
             kind.norms(ord)
         kind.sum(torch.ones(kind.n))

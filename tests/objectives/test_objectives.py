@@ -8,25 +8,17 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from reference import never_densified
 from scipy.special import logsumexp
 from scipy.stats import poisson
 from sklearn.metrics import accuracy_score, hinge_loss, log_loss, r2_score
 from torch.func import grad, vmap
 
+from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax, TorchObjective
 from isthmus.base.space import Space
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Lazy, Outer
-from isthmus.objectives import (
-    Hinge,
-    Huber,
-    LeastSquares,
-    Logistic,
-    Objective,
-    Poisson,
-    SmoothHinge,
-    Softmax,
-    TorchObjective,
-)
+from isthmus.objectives import Objective
 from isthmus.penalties import ElasticNet, L1Penalty, NoPenalty
 
 N, P, K = 23, 7, 4
@@ -180,14 +172,7 @@ def test_data_is_neither_copied_nor_densified(monkeypatch):
     tensor = torch.as_tensor(X)
     assert Logistic(tensor, y).X is tensor
     csr = sp.csr_array(X)
-
-    def refuse(*_, **__):
-        raise AssertionError("densified")
-
-    for kind in type(csr).__mro__:
-        for method in ("toarray", "todense"):
-            if method in vars(kind):
-                monkeypatch.setattr(kind, method, refuse)
+    never_densified(csr, monkeypatch)
     for name, (make, kind) in KINDS.items():
         f = make(csr, data(kind)[1])
         assert f.X is csr and f.rows(torch.zeros(f.d, dtype=F64)).a is csr, name

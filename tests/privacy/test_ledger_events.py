@@ -11,16 +11,8 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.event_json import (
-    SkellamDpEvent,
-    _sampling_words,
-    _words,
-    canonical,
-    composed,
-    flatten,
-    from_json,
-    to_json,
-)
+from isthmus.privacy import event_json
+from isthmus.privacy.event_json import _sampling_words, _words, canonical, composed, flatten, from_json, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
@@ -30,7 +22,7 @@ EVENTS = [
     E.GaussianDpEvent(0.1 + 0.2),
     E.LaplaceDpEvent(1 / 3),
     E.ZCDpEvent(rho=0.01, xi=0.5),
-    E.PoissonSampledDpEvent(0.5, SkellamDpEvent(4.0)),
+    E.PoissonSampledDpEvent(0.5, event_json.SkellamDpEvent(4.0)),
     E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
     E.PoissonSampledDpEvent(0.01, E.GaussianDpEvent(1.1)),
     E.PoissonSampledDpEvent(0.3, E.LaplaceDpEvent(5.0)),

@@ -15,24 +15,9 @@ import pytest
 import torch
 from scipy import stats
 
+from isthmus import privacy
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy import (
-    Adjacency,
-    DiscreteGaussian,
-    Exact,
-    FastSource,
-    Gaussian,
-    GeneratorSource,
-    Laplace,
-    NoisyMax,
-    PrivacyStatement,
-    SecretSource,
-    SeededSource,
-    Skellam,
-    TopK,
-    epsilon_of,
-    noise,
-)
+from isthmus.privacy import DiscreteGaussian, Gaussian, Laplace, NoisyMax, SecretSource, SeededSource, TopK, noise
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
@@ -106,12 +91,12 @@ def test_selections_never_release_values() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_value_is_left_alone_but_where_it_is_spare(mechanism: Any, dtype: torch.dtype) -> None:
     value = torch.arange(8.0, dtype=dtype, requires_grad=True)
-    released = mechanism.release(ClippedSum(value, mechanism.ords[0], 1.0), FastSource())
+    released = mechanism.release(ClippedSum(value, mechanism.ords[0], 1.0), privacy.FastSource())
     assert torch.equal(value.detach(), torch.arange(8.0, dtype=dtype)) and not released.requires_grad
     assert released.data_ptr() != value.data_ptr()
     whole = torch.zeros(4, 4, dtype=dtype)
     for given, own in ((whole, isinstance(mechanism, Gaussian)), (whole[:, 0], False)):
-        out = mechanism.release(ClippedSum(given, mechanism.ords[0], 1.0, spare=True), FastSource())
+        out = mechanism.release(ClippedSum(given, mechanism.ords[0], 1.0, spare=True), privacy.FastSource())
         assert (out.data_ptr() == given.data_ptr()) is own
         assert mechanism.selects or len(out.unique()) == out.numel()  # every place has noise of its own
 
@@ -138,13 +123,13 @@ def test_discrete_gaussian_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_events_are_relative_to_the_bound_whatever_the_adjacency() -> None:
-    for adjacency in Adjacency:
+    for adjacency in privacy.Adjacency:
         assert Gaussian(2.0).event(adjacency) == dpa.GaussianDpEvent(2.0)
         assert Laplace(2.0).event(adjacency) == dpa.LaplaceDpEvent(2.0)
         assert NoisyMax(2.0).event(adjacency) == dpa.ZCDpEvent(0.5, 0.0)
         assert TopK(3, 2.0).event(adjacency) == dpa.ZCDpEvent(1.5, 0.0)
         assert DiscreteGaussian(2.0, grid=0.1).event(adjacency) == dpa.ZCDpEvent(0.125, 0.0)
-        assert Exact().event(adjacency) == dpa.NonPrivateDpEvent()
+        assert privacy.Exact().event(adjacency) == dpa.NonPrivateDpEvent()
 
 
 PRIVATE = [
@@ -153,7 +138,7 @@ PRIVATE = [
     NoisyMax(1.0),
     TopK(1, 1.0),
     DiscreteGaussian(1.0, grid=0.1),
-    Skellam(1.0, grid=0.1),
+    privacy.Skellam(1.0, grid=0.1),
 ]
 
 
@@ -169,7 +154,7 @@ def test_selections_are_told_by_their_epsilon_and_noise_by_its_multiplier() -> N
 
 @pytest.mark.parametrize("mechanism", PRIVATE, ids=lambda m: type(m).__name__)
 def test_unprotected_values_are_refused(mechanism: Any) -> None:
-    assert mechanism.private and not Exact.private
+    assert mechanism.private and not privacy.Exact.private
     value, ord = torch.ones(3), mechanism.ords[0]
     for bound in (math.inf, math.nan, 0.0):
         with pytest.raises(InvalidInput, match="bound"):
@@ -183,7 +168,7 @@ def test_unprotected_values_are_refused(mechanism: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1"])
 def test_bad_parameters_are_refused(wrong: Any) -> None:
-    finer = (lambda v: TopK(2, v), lambda v: DiscreteGaussian(1.0, grid=v), lambda v: Skellam(1.0, grid=v))
+    finer = (lambda v: TopK(2, v), lambda v: DiscreteGaussian(1.0, grid=v), lambda v: privacy.Skellam(1.0, grid=v))
     for build in (Gaussian, Laplace, NoisyMax, *finer):
         with pytest.raises(InvalidInput):
             build(wrong)
@@ -201,8 +186,8 @@ def test_top_k_needs_enough_coordinates() -> None:
 # ---------------------------------------------------------------- releasing large values: the right noise in every ch
 
 
-def of_generator(seed: int = 0) -> GeneratorSource:
-    return GeneratorSource(torch.Generator().manual_seed(seed))
+def of_generator(seed: int = 0) -> privacy.GeneratorSource:
+    return privacy.GeneratorSource(torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -224,7 +209,7 @@ def test_the_edges_of_the_chunks_in_use(extra: int) -> None:
     assert noise.CHUNK % PIECE == 0  # so that a seeded release does not depend on the chunk
     released = Gaussian(2.0).release(ClippedSum(torch.ones(size), 2, 1.0), SeededSource(3))
     assert torch.equal(released, (1.0 + SeededSource(3).normal(size) * 2.0).float())
-    fast = Gaussian(2.0).release(ClippedSum(torch.zeros(size, dtype=torch.float64), 2, 1.0), FastSource())
+    fast = Gaussian(2.0).release(ClippedSum(torch.zeros(size, dtype=torch.float64), 2, 1.0), privacy.FastSource())
     assert len(fast.unique()) == size  # every place has noise of its own
 
 
@@ -245,14 +230,16 @@ def test_shapes_and_strides(value: torch.Tensor) -> None:
     assert released.shape == value.shape and torch.equal(released, slow.float())
 
 
-@pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "source", [SecretSource(), privacy.FastSource(), of_generator()], ids=lambda s: type(s).__name__
+)
 def test_statements_say_what_the_noise_was(source: Source) -> None:
     account = Account(1e-5, seeded=source.seeded)
     account.add(Gaussian(1.0).event(), Gaussian(1.0), noise=source.describe())
     statement = account.statement()
     assert f"Where the noise comes from: {source.describe()}." in statement.words()
     assert statement.private is not source.seeded
-    assert PrivacyStatement.from_json(statement.to_json()) == statement
+    assert privacy.PrivacyStatement.from_json(statement.to_json()) == statement
 
 
 PEAK = """
@@ -335,7 +322,7 @@ def test_a_bound_spent_on_one_entry_is_what_is_counted() -> None:
 
 @pytest.mark.parametrize("split", [(0.25, 0.25), (0.4, 0.1), (0.5,)], ids=str)
 def test_rounds_of_vectors_cost_no_more_than_the_accountant_says(split: tuple[float, ...]) -> None:
-    epsilon = epsilon_of(dpa.SelfComposedDpEvent(Laplace(2.0).event(), 4), 1e-3)
+    epsilon = privacy.epsilon_of(dpa.SelfComposedDpEvent(Laplace(2.0).event(), 4), 1e-3)
     once = together(*map(losses, split))
     real = delta(together(once, once, once, once), epsilon)
     assert real <= 1e-3 * (1 + 1e-3)

@@ -12,20 +12,9 @@ import torch
 from dp_accounting import dp_event
 from scipy import stats
 
+from isthmus import privacy
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy import (
-    Adjacency,
-    FixedSize,
-    Gaussian,
-    Poisson,
-    PrivacyStatement,
-    SeededSource,
-    Skellam,
-    UnsupportedEvent,
-    compose,
-    delta_of,
-    epsilon_of,
-)
+from isthmus.privacy import Adjacency, Poisson, SeededSource, Skellam, UnsupportedEvent, compose, delta_of, epsilon_of
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import SkellamDpEvent
 from isthmus.privacy.skellam import _log_masses, _poisson, _thresholds, gaussian_scale, variance_for
@@ -135,7 +124,7 @@ def test_it_is_never_worse_than_its_gaussian(variance: float, shifts: tuple[int,
     epsilons = np.concatenate([np.linspace(0, 3, 25), [4.0, 6.0, 9.0]])
     first, second = together(variance, shifts)
     z = gaussian_scale(variance) / math.hypot(*shifts)
-    allowed = np.array([delta_of(Gaussian(z).event(), e) for e in epsilons])
+    allowed = np.array([delta_of(privacy.Gaussian(z).event(), e) for e in epsilons])
     assert (curve(first, second, epsilons) <= allowed + 1e-13).all()
     assert (curve(second, first, epsilons) <= allowed + 1e-13).all()
 
@@ -147,7 +136,7 @@ def test_its_gaussian_cannot_be_wider(variance: float) -> None:
     value = float(curve(first, second, np.zeros(1))[0])
     for wider, holds in ((1.0, True), (1.0 + 1e-6, False)):
         z = wider * gaussian_scale(variance)
-        assert (value <= delta_of(Gaussian(z).event(), 0.0)) is holds
+        assert (value <= delta_of(privacy.Gaussian(z).event(), 0.0)) is holds
 
 
 @pytest.mark.parametrize("variance", VARIANCES)
@@ -218,14 +207,14 @@ def test_samples_that_compare_three_laws_are_refused() -> None:
     with pytest.raises(UnsupportedEvent, match=r"PoissonSampled\(Skellam\)"):
         epsilon_of(Poisson(0.1).event(SkellamDpEvent(2.0)), 1e-5, Adjacency.REPLACE_ONE)
     with pytest.raises(UnsupportedEvent, match="Skellam"):
-        FixedSize(10, n=100).event(SkellamDpEvent(2.0))
+        privacy.FixedSize(10, n=100).event(SkellamDpEvent(2.0))
     wrapped = dp_event.SampledWithoutReplacementDpEvent(100, 10, SkellamDpEvent(2.0))
     with pytest.raises(UnsupportedEvent, match="Skellam"):
         epsilon_of(wrapped, 1e-5, Adjacency.REPLACE_ONE)
 
 
 def test_the_statement_says_what_it_is() -> None:
-    words = PrivacyStatement.of(SkellamDpEvent(4.0), 1e-5).words()
+    words = privacy.PrivacyStatement.of(SkellamDpEvent(4.0), 1e-5).words()
     assert "Skellam noise (whole numbers) that hides as much as Gaussian noise of 4 times the most one " in words
     assert "the exact curve of the Gaussian mechanism that the Skellam noise is no worse than" in words
 

@@ -15,35 +15,11 @@ from dp_accounting import dp_event as E
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import (
-    InvalidInput,
-    LeastSquares,
-    PrivacyBudgetWarning,
-    PrivacyEngine,
-    PrivateClassifier,
-    PrivateRegressor,
-    algorithms,
-    minimize,
-    private_score,
-)
+import isthmus
+from isthmus import InvalidInput, LeastSquares, PrivacyEngine, PrivateClassifier, algorithms, minimize, privacy
 from isthmus.base.notebook import rounded_up
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.privacy import (
-    Adjacency,
-    Clip,
-    DiscreteGaussian,
-    Exact,
-    FullBatch,
-    Gaussian,
-    Laplace,
-    Ledger,
-    NoisyMax,
-    Poisson,
-    PrivacyStatement,
-    Skellam,
-    TopK,
-    joint,
-)
+from isthmus.privacy import Adjacency, DiscreteGaussian, Exact, Gaussian, Laplace, Ledger, PrivacyStatement, joint
 from isthmus.privacy.statement import SEEDED, Account, Released
 
 POISSON = E.SelfComposedDpEvent(E.PoissonSampledDpEvent(0.025, E.GaussianDpEvent(4.0)), 1200)
@@ -208,8 +184,13 @@ NOISE = "secret noise from the operating system's generator"
 MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
     "gaussian": (Gaussian(2.0), 2, "Gaussian noise of 2 times the most one record can add", NOISE),
     "laplace": (Laplace(20.0), 1, "Laplace noise of 20 times the most one record can add", NOISE),
-    "choice": (NoisyMax(0.2), float("inf"), "random choice of one coordinate, which satisfies 0.005-zCDP", NOISE),
-    "top": (TopK(2, 0.2), float("inf"), "random choice of 2 coordinates, which satisfies 0.01-zCDP", NOISE),
+    "choice": (
+        privacy.NoisyMax(0.2),
+        float("inf"),
+        "random choice of one coordinate, which satisfies 0.005-zCDP",
+        NOISE,
+    ),
+    "top": (privacy.TopK(2, 0.2), float("inf"), "random choice of 2 coordinates, which satisfies 0.01-zCDP", NOISE),
     "discrete": (
         DiscreteGaussian(2.0, 1e-6),
         2,
@@ -217,7 +198,7 @@ MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
         "secret noise from opendp's own cryptographic generator",
     ),
     "skellam": (
-        Skellam(2.0, 1e-3),
+        privacy.Skellam(2.0, 1e-3),
         2,
         "Skellam noise (in steps of 0.001) that hides as much as Gaussian noise of 2 times the most one record can add",
         NOISE,
@@ -227,7 +208,7 @@ MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
 
 def released(mechanism: Any, ord: float = 2, sampler: Any = None, **options: Any) -> PrivacyStatement:
     promise = Promise(9.0, 1e-3, Adjacency.ADD_REMOVE, 50)
-    stage = Stage(sampler or FullBatch(), [Release(clip=Clip(1.0, ord=ord), mechanism=mechanism)])
+    stage = Stage(sampler or privacy.FullBatch(), [Release(clip=privacy.Clip(1.0, ord=ord), mechanism=mechanism)])
     return minimize(LeastSquares(X, X[:, 0]), Pipeline([stage], lambda t: 0.1, promise=promise), steps=3).privacy
 
 
@@ -245,7 +226,7 @@ def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
 
 
 def test_sampled_releases_say_so() -> None:
-    values = released(Gaussian(2.0), sampler=Poisson(0.5))
+    values = released(Gaussian(2.0), sampler=privacy.Poisson(0.5))
     assert values.releases[0].what == "sum of gradients over a random sample" and values.releases[0].times == 3
 
 
@@ -289,7 +270,7 @@ def test_leaks_come_before_what_a_statement_rests_on() -> None:
 def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
     for n in ("exact", 40):
         recipe = algorithms.dp_gd(epsilon=1.0, delta=0.5, clip=1.0, step=0.1, n=n)
-        with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
+        with pytest.warns(isthmus.PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
             result = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
         assert len(caught) == 1 and caught[0].filename == __file__
         assert ("would allow publishing one of the 50 records" in result.privacy.words()) == (n == "exact")
@@ -314,8 +295,8 @@ DOORS: dict[str, Any] = {
     "minimize, ledger": lambda shared: minimize(LeastSquares(X, X[:, 0]), RECIPE, steps=2, ledger=shared),
     "fit, ledger": lambda shared: PrivateClassifier(**FIT, delta=1e-5, classes=[0, 1], ledger=shared).fit(X, Y),
     "classifier": lambda shared: PrivateClassifier(**FIT, delta=0.1, classes=[0, 1]).fit(X, Y),
-    "regressor": lambda shared: PrivateRegressor(**FIT, delta=0.1, target_bounds=(0, 1)).fit(X, Y),
-    "score": lambda shared: private_score(
+    "regressor": lambda shared: isthmus.PrivateRegressor(**FIT, delta=0.1, target_bounds=(0, 1)).fit(X, Y),
+    "score": lambda shared: isthmus.private_score(
         PrivateClassifier(**FIT, classes=[0, 1]).fit(X, Y), X, Y, epsilon=1.0, delta=0.1
     ),
     "engine, ledger": trained,
@@ -329,7 +310,7 @@ DOORS: dict[str, Any] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_a_large_delta_is_warned_of_once_wherever_it_is_given(door: str) -> None:
     told = r"delta=0\.1 is at least 1/n, which would allow publishing one of the 50 records"
-    with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+    with pytest.warns(isthmus.PrivacyBudgetWarning, match=told) as caught:
         DOORS[door](Ledger(budget=(9.0, 0.1)))
     assert len(caught) == 1 and caught[0].filename == __file__
 

@@ -252,12 +252,9 @@ def test_a_row_is_mapped_alike_whatever_the_others_are(name: str) -> None:
             torch.testing.assert_close(beside.dense(), RowMaps(maps_of(name))(kind(X)).dense(), rtol=0, atol=0)
 
 
-def test_ranges_of_sparse_rows_are_refused() -> None:
+def test_ranges_of_sparse_rows_and_maps_of_another_width_are_refused() -> None:
     with pytest.raises(InvalidInput, match="data_norm"):
         RowMaps(CLIPPED)(sp.csr_matrix(np.ones((1, D))))
-
-
-def test_a_map_of_another_width_is_refused() -> None:
     with pytest.raises(InvalidInput, match="give 5 columns"):
         RowMap(weight=WEIGHT)(np.ones((2, 4)))
 

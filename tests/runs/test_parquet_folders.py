@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from command_line import invoke
 
@@ -13,9 +14,6 @@ from isthmus.base import matrix, streamed
 from isthmus.base.streamed import Streamed
 from isthmus.tables.files import ParquetColumns, _types_of, columns_of, numbers_of, read
 from isthmus.tables.schema import Schema
-
-pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[table]'")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[table]'")
 
 N = 900
 SCHEMA = """

@@ -17,7 +17,6 @@ from command_line import invoke
 from isthmus.privacy import Ledger
 from isthmus.runs.prepare import split
 
-pytest.importorskip("pandas", reason="csv files need the extra `table`")
 N = 400
 DECLARED = ["--classes", "low,high", "--categories", "sex=f,m", "--bounds", "age=18,90", "--algorithm", "dp_gd"]
 

@@ -448,10 +448,8 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(part)
     elif isinstance(value, Enum):
         yield str(value)
-    elif callable(value):
+    elif callable(value) or " at 0x" in repr(value):
         yield str(getattr(value, "__qualname__", type(value).__qualname__))
-    elif " at 0x" in repr(value):
-        yield type(value).__qualname__
     else:
         yield repr(value)
 

@@ -3,7 +3,7 @@
 Three mechanisms tell a gradient example by example.  Each is here because models that people bring need it
 (docs/models.md has the families, docs/benchmarks.md the times):
 
-* **Rules** of kinds of layers (`rules`, `attention`): the layers that hold nearly all numbers of every model.  Their
+* **Rules** of kinds of layers (`rules`): the layers that hold nearly all numbers of every model.  Their
   rows stay factors, so that a private step costs little more than a plain one.
 * **Taps at operations** (`operations`): 42 of the 51 families that are exact use a parameter outside such a layer
   (norms of their own, positions that all examples share, class tokens, weights that others read), in 30 of them in

@@ -82,7 +82,7 @@ def hide_generators(
     (0, False)
     """
     if not wanted or torch.default_generator.initial_seed() == _MARK:
-        return _nothing
+        return lambda: None
     generators = [torch.default_generator]
     for device in set(devices):
         if device.type == "cuda":
@@ -115,10 +115,6 @@ def hide_generators(
         np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
 
     return back
-
-
-def _nothing() -> None:
-    """Nothing was hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +315,7 @@ class Guard:
         self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
         self._before: _Snapshot = {}
-        self._back = _nothing
+        self._back: Callable[[], None] = lambda: None
 
     def attach(self, private: Callable[[nn.Module], bool], between: LoopRecorder) -> list[Handle]:
         """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
@@ -365,9 +361,8 @@ class Guard:
         if raw:  # a watch on the others refuses it then
             raise validate.InvalidInput(
                 f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
-                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the "
-                "parameters that are trained what was released), or call engine.detach() and make the module private "
-                "again"
+                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives those that "
+                "are trained what was released), or call engine.detach() and make the module private again"
             )
         return present
 
@@ -439,7 +434,7 @@ class Guard:
     def reset(self) -> None:
         """No pass is going on, as after one that was interrupted: the generators are the user's again."""
         self._outer, self._depth, self._before = None, 0, {}
-        back, self._back = self._back, _nothing
+        back, self._back = self._back, lambda: None
         back()
 
 

@@ -31,12 +31,10 @@ from torch.nn.utils.parametrize import ParametrizationList
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.layers import operations, rules
-from isthmus.gradients.layers.attention import _AttentionRule
 from isthmus.gradients.layers.rules import AnyRule, Args, Handle, Kwargs, LeafBinding, RowsOf, Trainable
 from isthmus.gradients.rows import Outer, Rows, Stack
 
-_RULES: list[type[AnyRule]] = [_AttentionRule, rules._LinearRule, rules._ConvolutionRule, rules._NormalisationRule]
-_RULES += [rules._EmbeddingRule, rules._EmbeddingBagRule]
+_RULES: dict[type[nn.Module], type[AnyRule]] = {of: rule for rule in rules.RULES for of in rule.kinds}
 
 _REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
 _REFUSED: dict[type, str] = {
@@ -63,9 +61,9 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> AnyRule:
     for refused, why in _REFUSED.items():
         if isinstance(layer, refused):
             validate.refuse("module", type(layer).__name__, f"layer {name!r} {why}")
-    known = (
-        kind for kind in _RULES if any(isinstance(layer, of) and type(layer).forward is of.forward for of in kind.kinds)
-    )
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        rules._check_table(name, layer)
+    known = (kind for of, kind in _RULES.items() if isinstance(layer, of) and type(layer).forward is of.forward)
     rule = next(known, operations._OperationRule)(name, layer, getattr(layer, "batch_dim", batch_dim))
     rule.check()
     return rule
@@ -73,6 +71,7 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> AnyRule:
 
 _VERSION = operator.attrgetter("_version")
 """How often a tensor was changed in place."""
+_ASKS = operator.attrgetter("requires_grad")
 _LARGE = 1 << 24
 """A module with more parameters is tried out on its own device, but for one extreme."""
 _Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
@@ -199,10 +198,9 @@ class Layers:
     @contextmanager
     def silenced(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Parameters that ask for no gradient meanwhile."""
-        asking: list[Tensor] = []
-        for parameter in parameters:
-            if parameter.requires_grad:
-                asking.append(parameter.requires_grad_(False))
+        asking = list(filter(_ASKS, parameters))
+        for parameter in asking:
+            parameter.requires_grad_(False)
         try:
             yield
         finally:
@@ -317,9 +315,8 @@ class Layers:
             if output.ndim < 2 or output.shape[rule.dim(output)] != 1:
                 raise validate.InvalidInput(
                     f"layer {rule.name!r} was given a batch of one example without a dimension for examples: its "
-                    f"output has {output.ndim} dimension(s), in larger batches {min(usual)}. Batches of one come by "
-                    "chance: name the dimension that is meant (squeeze(1) in place of squeeze(), flatten(1) in place "
-                    "of flatten())"
+                    f"output has {output.ndim} dimension(s), in larger batches {min(usual)}. Name the dimension that "
+                    "is meant (squeeze(1) in place of squeeze(), flatten(1) in place of flatten())"
                 )
 
     def tap(self, rule: AnyRule, output: Tensor, dim: int, inputs: Sequence[Tensor], rows_of: RowsOf) -> Tensor:
@@ -328,6 +325,8 @@ class Layers:
         The examples are in dimension `dim`, and come first in what `rows_of` is given; the inputs may not be changed
         before the gradient arrives.
         """
+        if isinstance(output, operations._SharedTensor):
+            raise operations._Unseen(output, f"is what layer {rule.name!r} computes with for all examples at once")
         if self.shown is not None:
             return self.shown(rule, output, dim)
         token, versions = self.now.token, [*map(_VERSION, inputs)]

@@ -859,11 +859,6 @@ class _OperationRule(LayerRule[nn.Module]):
         owned = self.layer.named_parameters(recurse=False, remove_duplicate=False)
         return {name: LeafBinding(parameter) for name, parameter in owned if trainable(parameter)}
 
-    def check(self) -> None:
-        """Anything goes, but for what no embedding may do."""
-        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
-            rules._check_table(self.name, self.layer)
-
     def install(self, layers: Layers) -> list[Handle]:
         """What computes with the parameters is replaced by `_trace_layers`."""
         return []
@@ -916,19 +911,16 @@ class _TracedForward:
             n, cuts = self._examples(leaves)
         if n and any(cut is not None for cut in cuts):
             return self._one_by_one(leaves, spec, n, cuts)
-        return self._as_a_whole(leaves, args, kwargs)
-
-    def _as_a_whole(self, leaves: Leaves, args: Args, kwargs: Kwargs) -> Any:
-        """Given its parameters and, at the root, those that others read, as shared tensors."""
+        # as a whole: given its parameters and, at the root, those that others read, as shared tensors
         layers = self.layers
-        n = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
+        size = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
         with ExitStack() as stack, self._unchanged(leaves):
             if self.layer is layers.module and layers.known.read:
                 read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
                 for rule in layers.sites:
-                    stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n, read)))
+                    stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, size, read)))
             for rule in self.rules:
-                stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n)))
+                stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, size)))
             return self.plain(*args, **kwargs)
 
     def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:
@@ -942,7 +934,7 @@ class _TracedForward:
                 return self.plain(*args, **kwargs)
 
         # batches of many sizes count as one kind of call
-        call = shapes_of_one(leaves, cuts)
+        call = rules.shapes_of_one(leaves, cuts)
         held = self._settled.get(call)
         if held is None and len(self._settled) >= _CHECKED:
             held = next(iter(self._settled.values()))
@@ -1066,14 +1058,3 @@ class _TracedForward:
         """Refuse the layer, by its name."""
         if self.own is not None:
             raise validate.InvalidInput(f"layer {self.own.name!r} owns trainable parameters and {why}: {_REMEDY}")
-
-
-def shapes_of_one(leaves: Leaves, cuts: list[int | None]) -> Hashable:
-    """The shapes of one example's arguments, and where the batch keeps its examples."""
-    shapes: list[Hashable] = []
-    for x, cut in zip(leaves, cuts, strict=True):
-        if isinstance(x, Tensor):
-            shapes.append((x.dtype, cut, *(size for place, size in enumerate(x.shape) if place != cut)))
-        else:
-            shapes.append(None)
-    return tuple(shapes)

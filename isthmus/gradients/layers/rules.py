@@ -6,11 +6,10 @@ the rows of the layer's leaves, factored where they can be.  In its own pass the
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -128,6 +127,21 @@ class LeafBinding:
         return part.reshape(part.shape[0], -1)
 
 
+def _leaf(
+    parameter: nn.Parameter | None, trainable: Trainable, rows: slice | None = None, columns: bool = False
+) -> LeafBinding | None:
+    """A parameter as a leaf of its own, if it is trained."""
+    return LeafBinding(parameter, None, rows, columns) if parameter is not None and trainable(parameter) else None
+
+
+def _leaves(name: str, weight: LeafBinding | None, bias: LeafBinding | None, split: bool) -> dict[str, LeafBinding]:
+    """A weight and its bias by suffix: one leaf where both are trained and lie alike, unless they are to be apart."""
+    if weight is not None and bias is not None and not split and weight.rows == bias.rows:
+        return {name: replace(weight, bias=bias.weight)}
+    leaves = {f"{name}.weight".strip(".") if split else name: weight, f"{name}.bias".strip("."): bias}
+    return {suffix: leaf for suffix, leaf in leaves.items() if leaf is not None}
+
+
 class _Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
@@ -150,6 +164,8 @@ class LayerRule(Generic[L]):
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    columns: ClassVar[bool] = False
+    """Whether a weight lies in its leaf as one column."""
 
     def __init__(self, name: str, layer: L, batch_dim: int = 0) -> None:
         self.name, self.layer, self.batch_dim = name, layer, batch_dim
@@ -167,20 +183,9 @@ class LayerRule(Generic[L]):
 
     def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """The trainable leaves by suffix; `split` asks for weight and bias apart, because one of them is tied."""
-        owned = self.layer._parameters.items()
-        parts = {name: p for name, p in owned if p is not None and name in ("weight", "bias") and trainable(p)}
-        if len(parts) == 2 and not split:
-            return {"": self.bind(parts["weight"], parts["bias"])}
-        by_suffix = {}
-        if "weight" in parts:
-            by_suffix["weight" if split else ""] = self.bind(parts["weight"])
-        if "bias" in parts:
-            by_suffix["bias"] = LeafBinding(parts["bias"])
-        return by_suffix
-
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
-        """How a weight and its bias lie in a leaf."""
-        return LeafBinding(weight, bias)
+        owned = self.layer._parameters
+        weight = _leaf(owned.get("weight"), trainable, columns=self.columns)
+        return _leaves("", weight, _leaf(owned.get("bias"), trainable), split)
 
     def check(self) -> None:
         """Refuse a layer that has no per-example gradient, with the remedy."""
@@ -211,13 +216,6 @@ class LayerRule(Generic[L]):
         """Where an output of the layer keeps its examples."""
         return self.batch_dim if output.ndim > 2 else 0
 
-    def first(self, x: Tensor, least: int = 3) -> Tensor:
-        """Examples in front: a tensor with fewer than `least` dimensions has them there already."""
-        x = x.detach()
-        if self.batch_dim and x.ndim >= least:
-            return x.transpose(0, 1)
-        return x
-
 
 def _examples_dim(ndim: int, batch_dim: int) -> int:
     """Where a tensor of so many dimensions keeps its examples: in front where there is nothing between."""
@@ -239,8 +237,8 @@ class _LinearRule(LayerRule[nn.Linear]):
 
     def watch(self, args: Args, kwargs: Kwargs) -> RowsOf:
         """Outer products of the input and the gradient."""
-        a = self.first(self.input(args, kwargs))
-        return partial(_factored, self, self.wanted, a)
+        a = self.input(args, kwargs).detach()
+        return partial(_factored, self, self.wanted, a.transpose(0, self.dim(a)))
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
@@ -296,10 +294,6 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
 
     kinds = (nn.Embedding,)
 
-    def check(self) -> None:
-        """Refuse settings that leave no per-example gradient."""
-        _check_table(self.name, self.layer)
-
     def given(self, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
         """The places, whose examples are in front unless there are positions."""
         index: Tensor = self.input(args, kwargs)
@@ -311,7 +305,7 @@ class _EmbeddingRule(LayerRule[nn.Embedding]):
         shared = index.ndim == 1 and len(index) > 1 and _counts(index)
         remedy = "give ids that all examples share, as these seem to be, as one row of shape (1, T)"
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
-        index = self.first(index, 2)
+        index = index.transpose(0, _examples_dim(index.ndim + 1, self.batch_dim))
         places = index.reshape(len(index), math.prod(index.shape[1:]))
 
         def rows_of(b: Tensor) -> Found:
@@ -329,7 +323,6 @@ class _EmbeddingBagRule(LayerRule[nn.EmbeddingBag]):
 
     def check(self) -> None:
         """Only sums and means of a bag are linear in the table."""
-        _check_table(self.name, self.layer)
         remedy = "use mode='sum' or mode='mean': which entry is the largest is not kept"
         validate.check(self.layer.mode != "max", f"{self.name}.mode".strip("."), self.layer.mode, remedy)
 
@@ -392,16 +385,13 @@ class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _I
     """
 
     kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    columns = True
 
     def check(self) -> None:
         """Running statistics come from other examples and have no per-example gradient or bound."""
         remedy = "make the layer with track_running_stats=False: running statistics mix examples"
         mixes = isinstance(self.layer, _InstanceNorm) and self.layer.track_running_stats
         validate.check(not mixes, f"{self.name}.track_running_stats", True, remedy)
-
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
-        """Scale and shift as columns."""
-        return LeafBinding(weight, bias, columns=True)
 
     def dim(self, output: Tensor) -> int:
         """In front, but for a layer norm with places."""
@@ -446,8 +436,8 @@ class _NormalisationRule(LayerRule[nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _I
 
     def normal(self, x: Tensor) -> Tensor:
         """The input normalised, without scale and shift."""
-        bare = copy.copy(self.layer)
-        bare._parameters = dict.fromkeys(bare._parameters)
+        bare = object.__new__(type(self.layer))
+        vars(bare).update(vars(self.layer), _parameters=dict.fromkeys(self.layer._parameters))
         forward: Callable[..., Tensor] = type(bare).forward
         return forward(bare, x)
 
@@ -592,7 +582,167 @@ def _padded(layer: _ConvNd, x: Tensor) -> Tensor:
     return F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
 
 
+# ------------------------------------------------------------ attention: each of its stacked projections has a tap
+
+
+_EXTRAS = ("bias_k", "bias_v")
+
+
+class _AttentionRule(LayerRule[nn.MultiheadAttention]):
+    """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
+
+    Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
+    `q_proj_weight` and its like; `bias_k` and `bias_v` are rows of their own; `out_proj` is a child with its own rule.
+    The forward that is put in place while someone listens computes the numbers of torch's, in the same order of
+    random draws; otherwise torch's own runs.
+
+    >>> from isthmus.gradients.layers import Layers
+    >>> layers = Layers(nn.MultiheadAttention(4, 2, kdim=3, vdim=3, bias=False))
+    >>> [(leaf.name, leaf.shape) for leaf in layers.space.leaves]
+    [('in_proj.q', (4, 4)), ('in_proj.k', (4, 3)), ('in_proj.v', (4, 3)), ('out_proj', (4, 4))]
+    """
+
+    kinds = (nn.MultiheadAttention,)
+
+    def bindings(self, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
+        """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
+        leaves: dict[str, LeafBinding] = {}
+        owned, size = self.layer._parameters, self.layer.embed_dim
+        for index, part in enumerate("qkv"):
+            rows = slice(index * size, (index + 1) * size)
+            weight = _leaf(owned.get(f"{part}_proj_weight"), trainable)
+            weight = weight or _leaf(owned["in_proj_weight"], trainable, rows)
+            leaves |= _leaves(f"in_proj.{part}", weight, _leaf(owned["in_proj_bias"], trainable, rows), split)
+        for name in _EXTRAS:
+            leaves |= _leaves(name, _leaf(owned.get(name), trainable), None, False)
+        return leaves
+
+    def install(self, layers: Layers) -> list[Handle]:
+        """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
+        layer = self.layer
+
+        def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> object:
+            with layers.silenced(layer.parameters()):  # the output projection's too: torch reads it here
+                return self._attend(layers, query, key, value, *args, **kwargs)
+
+        nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+        return [
+            layers.replace_forward(layer, list(layer.parameters()), run),
+            layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
+            *(_Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
+        ]
+
+    def dim(self, output: Tensor) -> int:
+        """As the layer itself was told."""
+        return int(not self.layer.batch_first)
+
+    def _attend(
+        self,
+        layers: Layers,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `nn.MultiheadAttention.forward` returns."""
+        layer, dim = self.layer, self.dim(query)
+        remedy = f"give a batch of three dimensions: layer {self.name!r} needs its examples apart"
+        validate.check(query.dim() == 3, "query.shape", tuple(query.shape), remedy)
+        needed = "give the causal attn_mask with it, which the layer needs"
+        validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, needed)
+        fast = is_causal and key_padding_mask is None and not need_weights
+        q, k, v = (self._projected(layers, index, x) for index, x in enumerate((query, key, value)))
+        # numbers to add over (n, heads, targets, sources): what is true in a mask of booleans is closed
+        masks: list[Tensor] = []
+        if attn_mask is not None and not fast:
+            masks.append(attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, q.shape[:2]))
+        if key_padding_mask is not None:
+            masks.append(key_padding_mask[:, None, None, :])
+        for place, x in enumerate(masks):
+            if x.dtype == torch.bool:
+                masks[place] = torch.zeros_like(x, dtype=q.dtype).masked_fill_(x, -math.inf)
+        mask = reduce(torch.add, masks) if masks else None
+        if layer.bias_k is not None:
+            k, v = (
+                torch.cat([x, self._extra(layers, name, len(x))], 2) for name, x in zip(_EXTRAS, (k, v), strict=True)
+            )
+        if layer.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        if mask is not None:  # open at the positions that the layer itself adds
+            mask = F.pad(mask, (0, k.shape[2] - mask.shape[3]))
+        drop = layer.dropout * layer.training
+        weights = None
+        if need_weights:
+            scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
+            if mask is not None:
+                scores = scores + mask
+            weights = F.dropout(torch.softmax(scores, dim=-1), p=drop)
+            mixed = weights @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, drop, fast)
+        # called with examples where the module's linear layers expect them
+        place = layers.batch_dim
+        output = layer.out_proj(mixed.transpose(1, 2).flatten(2).transpose(0, place)).transpose(0, place)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        return output.transpose(0, dim), weights
+
+    def _projected(self, layers: Layers, index: int, x: Tensor) -> Tensor:
+        """Q, K or V with a tap: outer products of the input and the gradient."""
+        owned, size, part = self.layer._parameters, self.layer.embed_dim, "qkv"[index]
+        stacked, bias = owned["in_proj_weight"], owned["in_proj_bias"]
+        rows = slice(index * size, (index + 1) * size)
+        weight = owned[f"{part}_proj_weight"] if stacked is None else stacked[rows]
+        assert weight is not None
+        z = F.linear(x, weight, None if bias is None else bias[rows])
+        wanted = {suffix: leaf for suffix, leaf in self.wanted.items() if suffix.startswith(f"in_proj.{part}")}
+        if wanted:
+            dim = self.dim(x)
+            a = x.detach().transpose(0, dim)
+            z = layers.tap(self, z, dim, [a], partial(_factored, self, wanted, a))
+        return self._heads(z.transpose(0, self.dim(x)))
+
+    def _extra(self, layers: Layers, name: str, n: int) -> Tensor:
+        """bias_k or bias_v, one of its own for every example."""
+        bias = self.layer._parameters[name]
+        assert bias is not None
+        rows = bias.expand(n, 1, -1).clone()
+
+        def found(b: Tensor) -> Found:
+            return [(self, name, Dense(b.flatten(1)))]
+
+        if name in self.wanted:
+            rows = layers.tap(self, rows, 0, [], found)
+        return self._heads(rows)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(n, heads, positions, size) of a projection, examples in front."""
+        heads: Tensor = x.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
+        return heads.transpose(1, 2)
+
+
+RULES: tuple[type[AnyRule], ...] = (_LinearRule, _EmbeddingRule, _EmbeddingBagRule, _NormalisationRule)
+RULES += (_ConvolutionRule, _AttentionRule)
+
 # ------------------------------------------------------------ examples that come in several pieces
+
+
+def shapes_of_one(leaves: list[Any], cuts: list[int | None]) -> Hashable:
+    """The shapes of one example's arguments, and where the batch keeps its examples."""
+    shapes: list[Hashable] = []
+    for x, cut in zip(leaves, cuts, strict=True):
+        if isinstance(x, Tensor):
+            sizes = list(x.shape)
+            if cut is not None:
+                del sizes[cut]
+            shapes.append((x.dtype, cut, *sizes))
+        else:
+            shapes.append(None)
+    return tuple(shapes)
 
 
 def _pieces_of(count: int, n: int | None) -> int:

@@ -49,8 +49,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus.base import secret, validate
 from isthmus.gradients.layers.forward_guard import RandomStates
 from isthmus.gradients.layers.layers import Layers, tap
-from isthmus.gradients.layers.operations import Leaves, _near_enough, shapes_of_one
-from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, _pieces_of
+from isthmus.gradients.layers.operations import Leaves, _near_enough
+from isthmus.gradients.layers.rules import AnyRule, Args, Kwargs, _pieces_of, shapes_of_one
 from isthmus.gradients.rows import Rows
 
 EXAMPLES = 6
@@ -713,6 +713,8 @@ class LoopRecorder:
         """Another batch, or none: tensors that are still around become plain ones at their next use."""
         self.token: object = object()
         """Whose pass it is that is followed."""
+        self.parted = False
+        """Whether a part was called by itself."""
         self.steps: list[_Step] = []
         self.given: dict[int, Tensor] = {}
         """What came from elsewhere, examples or what they share, by place."""
@@ -723,7 +725,13 @@ class LoopRecorder:
         """A part (or "", the module) is called by the loop: its arguments, plain."""
         self._call = None
         if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again what was followed
-            self._check_again(name)
+            called = [step.what for step in self.steps if isinstance(step.what, str)]
+            known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
+            if self.layers.listens() and not known:
+                raise validate.InvalidInput(
+                    f"the part {name!r} of the module computes its gradients inside the backward pass only, where "
+                    "examples could meet unseen: give torch.utils.checkpoint use_reentrant=False"
+                )
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
         now = self.layers.now
@@ -731,9 +739,9 @@ class LoopRecorder:
             if self.token is not now.token:
                 self.forget()
                 self.token = now.token
-            self._call = _Step(name, tree_map_only(Tensor, self._place, leaves), spec)
-            given = [self.given[x] for x in self._call.leaves if isinstance(x, _Place) and x in self.given]
-            if name and any(map(self._of_module, given)):
+            put = tree_map_only(Tensor, self._place, leaves)
+            self._call = _Step(name, put, spec)
+            if name and any(x in self.given and self._of_module(self.given[x]) for x in put if isinstance(x, _Place)):
                 raise validate.InvalidInput(
                     f"the part {name!r} of the module is given a tensor that was computed from what the module "
                     "returned, by code of the loop that cannot be followed (functions of torch.func, scripted "
@@ -743,17 +751,6 @@ class LoopRecorder:
         args, kwargs = tree_map_only(_Followed, _plain, (args, kwargs))
         return args, kwargs
 
-    def _check_again(self, name: str) -> None:
-        """Refuse a part that computes inside a backward pass and was not called by the loop before."""
-        called = [step.what for step in self.steps if isinstance(step.what, str)]
-        known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
-        if self.layers.listens() and not known:
-            raise validate.InvalidInput(
-                f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
-                "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
-                "torch.utils.checkpoint use_reentrant=False"
-            )
-
     def leave(self, output: Any) -> Any:
         """It has returned: what comes of a part is followed from now on."""
         call, self._call = self._call, None
@@ -762,14 +759,15 @@ class LoopRecorder:
         self.steps.append(call)
         if not call.what:
             return mapped(partial(self.keep, call), output)
+        self.parted = True
         self.layers.now.pieces = None  # those of a part are compared with nothing
         return mapped(partial(self.mark, call), output)
 
     def look(self) -> None:
         """Refuse a loop (or a part) in which examples have met; called before the gradients of the batch are used."""
-        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
-        if self.token is not self.layers.now.token or not any(self.steps[place].what for place in calls):
+        if not self.parted or self.token is not self.layers.now.token:
             return
+        calls = [place for place, step in enumerate(self.steps) if isinstance(step.what, str)]
         self.steps = self.steps[: calls[-1] + 1]  # what comes after the last part is the loss
         given = tree_map_only(_Followed, _plain, tuple(self.given.values()))
         names = tuple(step.what if isinstance(step.what, str) else step.what.__name__ for step in self.steps)
