@@ -41,7 +41,6 @@ class _CutFloat(Codec):
 
     def chi(self, m: int) -> float:
         """The same for every m."""
-        validate.positive_int(m=m)
         return self.error
 
     def bits(self, m: int) -> float:
@@ -180,7 +179,6 @@ def _grid_chi(m: int, levels: float) -> float:
     >>> _grid_chi(9, 1), _grid_chi(1, 1)
     (1.0, 0.0)
     """
-    validate.positive_int(m=m)
     inside = (m - 1) / levels**2
     return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
 
@@ -274,7 +272,6 @@ class TernGrad(_Grid):
 
     def chi(self, m: int) -> float:
         """Exact: a vector reaches it."""
-        validate.positive_int(m=m)
         return (math.sqrt(m) - 1) / 2
 
     def bits(self, m: int) -> float:
@@ -338,7 +335,6 @@ class QSGD(_ScaledCodec):
 
     def chi(self, m: int) -> float:
         """min(m / s^2, sqrt(m) / s)."""
-        validate.positive_int(m=m)
         if self.levels is None:
             return 1.0
         return min(m / self.levels**2, math.sqrt(m) / self.levels)
@@ -348,7 +344,6 @@ class QSGD(_ScaledCodec):
 
         The mean square level is (1 + chi) s^2 / m at most; beyond s = sqrt(m) its logarithm bounds the lengths.
         """
-        validate.positive_int(m=m)
         rho, omega = self.steps(m) / math.sqrt(m), self.coding == "omega"
         if self.coding == "fixed":
             return 40.0 + m * self._width(m)
@@ -490,7 +485,6 @@ class RandomK(Codec):
 
     def chi(self, m: int) -> float:
         """m/k - 1, exactly."""
-        validate.positive_int(m=m)
         return m / self.count(m) - 1
 
     def bits(self, m: int) -> float:
@@ -557,7 +551,6 @@ class VQSGD(_ScaledCodec):
 
     def chi(self, m: int) -> float:
         """(m - 1) / r, exactly."""
-        validate.positive_int(m=m)
         return (m - 1) / self.repetitions
 
     def bits(self, m: int) -> float:

@@ -150,15 +150,13 @@ def _minimiser_of(source: Minimiser) -> Oracle:
     if isinstance(source, ConvexSet):
         return source.lmo
     if isinstance(source, _Maximiser):
-        return lambda g: _at_the_origin(source, -g.cpu().numpy())
+
+        def at_the_origin(g: Tensor) -> object:
+            u = -g.cpu().numpy()
+            answer = source.lmo(u, np.zeros_like(u))  # s - x at x = 0, which is s itself
+            return answer[0] if isinstance(answer, tuple) else answer
+
+        return at_the_origin
     if not callable(source):
         refuse("lmo", source, "give a callable g -> argmin <g, s> or an object with .lmo")
     return source
-
-
-def _at_the_origin(oracle: _Maximiser, u: np.ndarray) -> np.ndarray:
-    """s itself: s - x at x = 0."""
-    answer = oracle.lmo(u, np.zeros_like(u))
-    if isinstance(answer, tuple):
-        answer = answer[0]
-    return np.asarray(answer)

@@ -135,7 +135,9 @@ SMALLEST_PIVOT = 1e-13
 
 
 @dataclass(frozen=True)
-class _DenseSketch(Random):
+class _Scaled(Random):
+    """A sketch that is scaled to be tight, or as Johnson and Lindenstrauss have it."""
+
     m: Size
     scaling: str = "tight"
 
@@ -143,6 +145,9 @@ class _DenseSketch(Random):
         super().__post_init__()
         validate.one_of(("tight", "jl"), scaling=self.scaling)
 
+
+@dataclass(frozen=True)
+class _DenseSketch(_Scaled):
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
         return _DenseMap(space, resolve(self.m, space.d, t), key, self.scaling == "tight", self.entries)

@@ -29,7 +29,7 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
 from isthmus.sketches import base
-from isthmus.sketches.dense import EIGEN_LIMIT, _largest_singular
+from isthmus.sketches.dense import EIGEN_LIMIT, _largest_singular, _Scaled
 from isthmus.sketches.kronecker import matrix_shape
 
 RANGE = 1 << 15
@@ -312,7 +312,7 @@ AHEAD = 8
 
 
 @dataclass(frozen=True)
-class CountSketch(base.Random):
+class CountSketch(_Scaled):
     """(Phi v)_b = scale_b sum_{h(j) = b} sigma_j v_j, with random signs sigma and a bucket h(j) for each j.
 
     `scaling="tight"`: h(j) = pi(j) mod m with a keyed bijection pi of [0, d), so the bucket sizes n_b are floor
@@ -327,13 +327,6 @@ class CountSketch(base.Random):
     >>> bool(torch.allclose(phi @ phi.T, 10 / 3 * torch.eye(3, dtype=phi.dtype)))
     True
     """
-
-    m: base.Size
-    scaling: str = "tight"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.one_of(("tight", "jl"), scaling=self.scaling)
 
     def build(self, space: Space, key: int, t: int) -> base.Sketch:
         """The map of a key."""

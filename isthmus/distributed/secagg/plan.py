@@ -55,8 +55,6 @@ def _squared_limit(steps: float, m: int) -> int:
     With errors e of mean 0 and variance at most 1/4, ||v + e||^2 - E = 2 v'e + (||e||^2 - E): the two have
     deviations of at most ||v|| and sqrt(m) / 4.
     """
-    validate.positive(steps=steps)
-    validate.positive_int(m=m)
     validate.at_most(_LONGEST, "the longest vector in grid steps: take a coarser grid", steps=steps)
     return math.floor(steps**2 + m / 4 + 3 * (steps + math.sqrt(m) / 4))
 
@@ -66,7 +64,6 @@ def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Sour
 
     A row with anything that is no finite number counts as zero.
     """
-    validate.check(rows.ndim == 2, "rows", rows.shape, "give a matrix, one vector a row")
     values = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
     peak = np.abs(values).max(axis=1, initial=0.0)[:, None]
     values = values / np.maximum(peak, 1e-300)  # squares neither overflow nor vanish
