@@ -38,17 +38,8 @@ from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.objectives.linear import LinearModel
 from isthmus.privacy import AdaptiveClip, Charge, Clip, Gaussian, Laplace, Mechanism, PrivacyPlan, TopK
 from isthmus.problems.scaling import unit_rows
-from isthmus.sketches import (
-    Context,
-    Encoder,
-    GaussianSketch,
-    Identity,
-    Progressive,
-    PublicSubspace,
-    RademacherSketch,
-    Sketch,
-)
-from isthmus.sketches.dense import random_rows
+from isthmus.sketches import Context, Encoder, GaussianSketch, Identity, Progressive, PublicSubspace, Sketch
+from isthmus.sketches.dense import RademacherSketch, random_rows
 from isthmus.sketches.public import SubspaceMap
 from isthmus.sketches.selection import SelectionMap
 from isthmus.theory import Rule, Schedule, compressive_scale, dense_scale, laplace_noise

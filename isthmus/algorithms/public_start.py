@@ -263,7 +263,14 @@ class _PublicStart(Purchase):
         if prepared.centre is not None:
             shift, width = prepared.centre
             public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
-        prior, step = _prior(prepared), prepared.step or self.step
+        # the point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is
+        prior, step = prepared.start, prepared.step or self.step
+        if isinstance(prepared.update, Preconditioned):
+            prior = prepared.update.towards
+        if prepared.centre is not None:
+            prior = torch.zeros(prepared.objective.space.d, dtype=torch.float64)
+        elif prior is not None and not bool(prior.any()):
+            prior = None
         fit = _PublicFit(public, self.weights, prior)
         first = fit.w
         if self.constraint is not None:
@@ -327,16 +334,6 @@ def _factor(
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
     risk = (counts * h * (remaining * fit.variance(observed, public.n, sober) + noise)).sum(1)
     return float(_WANTED[int(risk.argmin())])
-
-
-def _prior(prepared: Purchased) -> Tensor | None:
-    """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
-    first = prepared.start
-    if prepared.centre is not None:
-        return torch.zeros(prepared.objective.space.d, dtype=torch.float64)
-    if isinstance(prepared.update, Preconditioned):
-        first = prepared.update.towards
-    return first if first is not None and bool(first.any()) else None
 
 
 def _preconditioned(

@@ -179,8 +179,9 @@ class PublicFacts:
 
 _NUMBERS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("max_passes", "bound", "clip", "step"), validate.positive),
-    **dict.fromkeys(("max_dims", "rounds", "batch_size", "sparsity"), validate.positive_int),
+    **dict.fromkeys(("n", "d", "max_dims", "rounds", "batch_size", "sparsity"), validate.positive_int),
     "density": validate.probability,
+    "before": validate.non_negative,
 }
 """What each number has to be, where it is given."""
 
@@ -240,7 +241,11 @@ class Facts:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        validate.positive_int(n=self.n, d=self.d)
+        for name, value in vars(self).items():
+            if value is not None and name in _NUMBERS:
+                _NUMBERS[name](**{name: value})
+            if name in ("sparse", "ranged", "penalty", "exact"):
+                validate.check(isinstance(value, (bool, np.bool_)), name, value, "give True or False")
         if self.private:
             validate.positive(epsilon=self.epsilon)
         delta = default_delta(self.n) if self.delta is None else self.delta
@@ -256,13 +261,7 @@ class Facts:
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
         validate.one_of(("auto", "none", "columns", "moments", "shapes"), scale=self.scale)
         validate.one_of(("auto", "linear", "smooth"), features=self.features)
-        validate.non_negative(before=self.before)
         validate.check(self.before < 1, "before", self.before, "give a share of the budget, at least 0 and below 1")
-        for name, value in vars(self).items():
-            if value is not None and name in _NUMBERS:
-                _NUMBERS[name](**{name: value})
-            if name in ("sparse", "ranged", "penalty", "exact"):
-                validate.check(isinstance(value, (bool, np.bool_)), name, value, "give True or False")
         validate.at_most(self.n, "n", batch_size=self.batch_size or 1)
         able = self.constraint is None or isinstance(self.constraint, ConvexSet)
         validate.check(able, "constraint", self.constraint, "give a set from isthmus.sets, or None")

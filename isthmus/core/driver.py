@@ -938,10 +938,6 @@ def _least_bound(pipe: Pipeline) -> float:
 # for itself (`__reduce_ex__` in its own dictionary): what it gives away is its state without the hooks of this package.
 # What was gathered of private batches and not released is in the driver, and never in a copy.
 
-_NAME = "__reduce_ex__"
-_TABLES = "_hooks"
-"""How the names of a module's tables of hooks, and of what is kept beside them, look."""
-
 
 class _PlainCopies:
     """The handle of one layer's answer: `remove` takes it away.
@@ -959,11 +955,11 @@ class _PlainCopies:
         def reduce(protocol: int) -> object:
             return _cleaned(type(layer).__reduce_ex__(layer, protocol))
 
-        layer.__dict__[_NAME] = reduce
+        layer.__dict__["__reduce_ex__"] = reduce
 
     def remove(self) -> None:
         """Copies are made as before."""
-        self.layer.__dict__.pop(_NAME, None)
+        self.layer.__dict__.pop("__reduce_ex__", None)
 
 
 def _cleaned(part: object) -> object:
@@ -972,10 +968,10 @@ def _cleaned(part: object) -> object:
         return tuple(map(_cleaned, part))
     if not isinstance(part, dict) or "_modules" not in part:
         return part
-    state = {name: value for name, value in part.items() if name != _NAME and not _ours(value)}
-    tables = {name: table for name, table in state.items() if _TABLES in name and isinstance(table, dict)}
+    state = {name: value for name, value in part.items() if name != "__reduce_ex__" and not _ours(value)}
+    tables = {name: table for name, table in state.items() if "_hooks" in name and isinstance(table, dict)}
     hooks = {
-        key for name, table in tables.items() if name.endswith(_TABLES) for key, hook in table.items() if _ours(hook)
+        key for name, table in tables.items() if name.endswith("_hooks") for key, hook in table.items() if _ours(hook)
     }
     for name, table in tables.items():  # those with the marks of hooks too, which have the same keys
         state[name] = type(table)((key, hook) for key, hook in table.items() if key not in hooks)

@@ -28,6 +28,7 @@ from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import DpEvent, dpa
 from isthmus.privacy.noise import Source
 from isthmus.sketches import Context, Encoder, Sketch
+from isthmus.theory.schedules import check_arguments
 
 _REPLACE = Adjacency.REPLACE_ONE
 CODES = "replace-one, if each record's code is clipped to L after the sketch"
@@ -80,8 +81,7 @@ def comp_minibatch_sigma(
     ...     delta=1e-5).sigma * 250, 3)
     46.766
     """
-    _claim(lipschitz, n, steps, epsilon, delta)
-    validate.positive_int(batch_size=batch_size)
+    check_arguments(locals(), batch_size=validate.positive_int)
     validate.at_most(n, "the number of records", batch_size=batch_size)
     single = n / batch_size * epsilon / math.sqrt(2 * steps * math.log(1 / delta))
     false = f"one step would have epsilon_0={single:.3g} > 1, where the printed amplification is false"
@@ -112,9 +112,7 @@ def farokhi_scale(*, codes: int, steps: int, epsilon: float, delta: float) -> Pu
     >>> round(published.sigma, 4), round(published.epsilon)
     (4.4721, 474)
     """
-    validate.positive_int(codes=codes, steps=steps)
-    validate.positive(epsilon=epsilon)
-    validate.open_unit(delta=delta)
+    check_arguments(locals(), codes=validate.positive_int)
     root = math.sqrt(codes)
     total = epsilon_of(dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(1 / epsilon), steps), delta)
     tight = root * noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, mechanism="laplace")
@@ -123,16 +121,10 @@ def farokhi_scale(*, codes: int, steps: int, epsilon: float, delta: float) -> Pu
     return Published(root / epsilon, tight, total, words)
 
 
-def _claim(lipschitz: float, n: int, steps: int, epsilon: float, delta: float) -> None:
-    validate.positive(lipschitz=lipschitz, epsilon=epsilon)
-    validate.positive_int(n=n, steps=steps)
-    validate.open_unit(delta=delta)
-
-
 def _full_batch(
     factor: int, words: str, *, lipschitz: float, n: int, steps: int, epsilon: float, delta: float
 ) -> Published:
-    _claim(lipschitz, n, steps, epsilon, delta)
+    check_arguments(locals())
     unit = lipschitz / n
     sigma = unit * math.sqrt(factor * steps * math.log(1 / delta)) / epsilon
     real = epsilon_of(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma / unit), steps), delta, _REPLACE)

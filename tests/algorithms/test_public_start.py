@@ -154,7 +154,6 @@ def test_sparse_rows_start_at_public_ones_too() -> None:
 
 
 def test_nothing_more_is_spent_and_the_statement_tells() -> None:
-    _, _, model = _scores(0.5, 2)
     X, y = table(4000)
     public = table(100, seed=7)
     stated = PrivateClassifier(epsilon=0.5, bounds=(-3, 3), classes=[0, 1], public=public).fit(X, y).privacy_

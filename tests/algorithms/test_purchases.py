@@ -14,39 +14,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from isthmus import (
-    Hinge,
-    InvalidInput,
-    L2Ball,
-    LeastSquares,
-    Logistic,
-    Poisson,
-    Softmax,
-    TorchObjective,
-    algorithms,
-    minimize,
-)
-from isthmus.algorithms.purchases import (
-    BINS,
-    SMALL,
-    ClassCounts,
-    Columns,
-    Lambda,
-    Moments,
-    Ranges,
-    Shapes,
-    Statistics,
-    SumPurchase,
-    TargetRange,
-    TargetShape,
-    Terms,
-    _centre,
-    _Paid,
-    buying,
-    octaves,
-    ranges,
-    target_map,
-)
+import isthmus
+from isthmus import InvalidInput, L2Ball, LeastSquares, Logistic, Poisson, algorithms, minimize
+from isthmus.algorithms import purchases
+from isthmus.algorithms.purchases import ClassCounts, Columns, Lambda, Moments, Ranges, Shapes, Statistics, SumPurchase
 from isthmus.base.matrix import matmul, to_dense
 from isthmus.base.space import Space
 from isthmus.core.minimize import PrivateSide, Purchased
@@ -63,15 +34,15 @@ HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, 
 ITEMS: dict[str, SumPurchase] = {
     "ranges": Ranges(),
     "some ranges": Ranges(*HALF_KNOWN),
-    "targets": TargetRange(),
+    "targets": purchases.TargetRange(),
     "classes": ClassCounts(),
     "columns": Columns(),
     "moments": Moments(),
     "lambda": Lambda(),
     "statistics": Statistics(),
     "shapes": Shapes(8, level=2),
-    "target shape": TargetShape(),
-    "class shares": TargetShape(),
+    "target shape": purchases.TargetShape(),
+    "class shares": purchases.TargetShape(),
 }
 VIEWS = ("raw", "csr", "mapped", "mapped csr", "float32")
 BIG = 1e300
@@ -147,7 +118,7 @@ def test_targets_of_any_size_move_one_count(target: float) -> None:
     X, y = table()
     for kind in (LeastSquares, Poisson) if target >= 0 else (LeastSquares,):
         before, after = kind(X, abs(y)), kind(np.vstack([X, X[:1]]), np.append(abs(y), target))
-        moved = measured(TargetRange(), after) - measured(TargetRange(), before)
+        moved = measured(purchases.TargetRange(), after) - measured(purchases.TargetRange(), before)
         assert float(moved.norm()) == 1 and float(moved.sum()) == 1
     X = X / 9  # rows inside the ball, targets anywhere
     pair = LeastSquares(X, y), LeastSquares(np.vstack([X, [1.0, 0, 0, 0]]), np.append(y, target))
@@ -157,7 +128,7 @@ def test_targets_of_any_size_move_one_count(target: float) -> None:
 
 def test_counts_of_classes_are_counts() -> None:
     X = table(5)[0]
-    assert measured(ClassCounts(), Softmax(X, [2, 0, 2, 2, 1], classes=4)).tolist() == [1, 1, 3, 0]
+    assert measured(ClassCounts(), isthmus.Softmax(X, [2, 0, 2, 2, 1], classes=4)).tolist() == [1, 1, 3, 0]
     assert measured(ClassCounts(), Logistic(X, [1, 0, 1, 1, 1])).tolist() == [1, 4]
 
 
@@ -168,7 +139,7 @@ def bought(item: SumPurchase, problem: Any, ledger: Any, draws: int = 1) -> tupl
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
     side = PrivateSide(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
-    buy = _Paid(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
+    buy = purchases._Paid(item, plan.mechanism(item.name), purchases.Terms(problem.n, 10, 1.0, 0.3))
     buy.check(problem)
     stage, space = buy.stage(problem)
     return [side.look(stage, Local(problem), space) for _ in range(draws)], plan
@@ -202,7 +173,7 @@ def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
     X, y = table(200)
     ledger = Ledger(budget=(1.0, 1e-5), adjacency=Adjacency.ADD_REMOVE)
     recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step="auto", scale="moments", n="exact")
-    recipe = buying(recipe, [Ranges(), ClassCounts()])
+    recipe = purchases.buying(recipe, [Ranges(), ClassCounts()])
     result = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=5, ledger=ledger, noise_seed=0)
     assert ledger.rounds() == {"ranges": 1, "classes": 1, "scale": 1, "lambda": 1, "main": 5}
     assert set(result.state.parts["prepare"]) == {"ranges", "classes", "scale", "lambda"}
@@ -217,31 +188,32 @@ def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
 
 
 def prepared(item: SumPurchase, problem: Any, noise: float = 1e-9) -> Purchased:
-    return item.apply(Purchased(problem), measured(item, problem), noise, Terms(problem.n, 10, 1.0, 0.5))
+    return item.apply(Purchased(problem), measured(item, problem), noise, purchases.Terms(problem.n, 10, 1.0, 0.5))
 
 
 def test_octaves_are_powers_of_two_on_either_side_of_zero() -> None:
     values = torch.tensor([0.0, -0.0, 1.0, 1.999, 2.0, -1.0, 1e-30, -1e300, 1e300], dtype=torch.float64)
-    middle = BINS // 2
-    assert (octaves(values) - middle).tolist() == [0, 0, 42, 42, 43, -42, 1, -105, 105]
+    middle = purchases.BINS // 2
+    assert (purchases.octaves(values) - middle).tolist() == [0, 0, 42, 42, 43, -42, 1, -105, 105]
 
 
 def test_ranges_hold_what_most_records_have() -> None:
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.uniform(30, 60, 5000), rng.uniform(-3, 1, 5000), np.zeros(5000), rng.uniform(0, 1, 5000)])
     X[0] = 1e9  # one far record widens nothing
-    low, high, second = ranges(measured(Ranges(), LeastSquares(X, X[:, 0])).view(-1, BINS), 5.0, 5000)
+    counts = measured(Ranges(), LeastSquares(X, X[:, 0])).view(-1, purchases.BINS)
+    low, high, second = purchases.ranges(counts, 5.0, 5000)
     assert (low[0], high[0]) == (16, 64) and low[1] == -4 and high[1] == 1
     assert (low[2], high[2]) == (-1, 1), "a column of zeros gets the range that is taken where nothing is known"
     assert 0 <= low[3] <= 0.02 and high[3] == 1
-    shift, half = _centre(low, high)
+    shift, half = purchases._centre(low, high)
     truth = (((torch.from_numpy(X[1:]) - shift) / half) ** 2).mean(0)
     assert bool((second >= 0.5 * truth).all()) and bool((second <= 1.5 * truth).all())
 
 
 def test_noise_alone_shows_no_range() -> None:
-    noise = 100 * torch.randn(50, BINS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    low, high, _ = ranges(noise, 100.0, 1000)
+    noise = 100 * torch.randn(50, purchases.BINS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high, _ = purchases.ranges(noise, 100.0, 1000)
     assert low.tolist() == [-1.0] * 50 and high.tolist() == [1.0] * 50
 
 
@@ -249,7 +221,7 @@ def test_known_ranges_are_kept_and_only_the_others_are_bought() -> None:
     X, y = table(500)
     problem = objective("ranges", X, y, "raw")
     item = Ranges(*HALF_KNOWN, bias=1.0)
-    assert measured(item, problem).numel() == 2 * BINS
+    assert measured(item, problem).numel() == 2 * purchases.BINS
     assert item.bound(problem) == pytest.approx(math.sqrt(2))
     found = prepared(item, problem).transform.maps[0]
     assert found.low[[0, 2]].tolist() == [0, -1] and found.high[[0, 2]].tolist() == [1, 1]
@@ -261,11 +233,11 @@ def test_known_ranges_are_kept_and_only_the_others_are_bought() -> None:
 def test_targets_are_mapped_to_the_bought_range() -> None:
     X = table(1000)[0]
     y = np.random.default_rng(1).uniform(3, 30, 1000)
-    begun = prepared(TargetRange(), LeastSquares(X, y))
+    begun = prepared(purchases.TargetRange(), LeastSquares(X, y))
     assert begun.target == (2, 32)
-    shift, width = target_map(*begun.target, False)
+    shift, width = purchases.target_map(*begun.target, False)
     torch.testing.assert_close(begun.objective.y, torch.from_numpy((y - shift) / width))
-    counts = prepared(TargetRange(), Poisson(X, np.floor(y)))
+    counts = prepared(purchases.TargetRange(), Poisson(X, np.floor(y)))
     assert counts.target == (2, 32) and float(counts.objective.y.max()) <= 1
     torch.testing.assert_close(counts.objective.y, torch.from_numpy(np.floor(y) / 32))
 
@@ -318,13 +290,13 @@ def test_statistics_start_at_the_ridge_solution() -> None:
 
 def test_what_cannot_be_bought_is_refused_before_anything_is_charged() -> None:
     X, y = table(50)
-    wide = LeastSquares(np.ones((3, SMALL + 1)), np.ones(3))
-    other = TorchObjective(lambda w, x, t: (w[0] - t) ** 2, (torch.ones(3, 1), torch.ones(3)), torch.zeros(1))
+    many, words = np.ones((3, purchases.SMALL + 1)), f"at most {purchases.SMALL} columns"
+    other = isthmus.TorchObjective(lambda w, x, t: (w[0] - t) ** 2, (torch.ones(3, 1), torch.ones(3)), torch.zeros(1))
     for item, problem, word in (
         (Ranges(), objective("ranges", X, y, "csr"), "data_norm"),
-        (Moments(), LeastSquares(sp.csr_matrix(np.ones((3, SMALL + 1))), np.ones(3)), f"at most {SMALL} columns"),
-        (Statistics(), wide, f"at most {SMALL} columns"),
-        (Statistics(), Softmax(X, y, classes=2), "one output"),
+        (Moments(), LeastSquares(sp.csr_matrix(many), np.ones(3)), words),
+        (Statistics(), LeastSquares(many, np.ones(3)), words),
+        (Statistics(), isthmus.Softmax(X, y, classes=2), "one output"),
         (Lambda(), other, "linear model"),
     ):
         ledger = Ledger()
@@ -335,7 +307,7 @@ def test_what_cannot_be_bought_is_refused_before_anything_is_charged() -> None:
 
 def test_only_a_private_recipe_buys() -> None:
     with pytest.raises(InvalidInput, match="recipe"):
-        minimize(LeastSquares(*table()), buying(algorithms.gd(step=1.0), [Ranges()]), steps=3)
+        minimize(LeastSquares(*table()), purchases.buying(algorithms.gd(step=1.0), [Ranges()]), steps=3)
 
 
 def test_rows_are_shortened_where_they_are_longer_than_promised() -> None:
@@ -458,7 +430,7 @@ def test_long_rows_are_clipped_by_the_public_map_not_refused() -> None:
 
 def test_losses_without_curvature_cannot_be_preconditioned() -> None:
     X, y = scaled_table(50)
-    ledger, hinge = Ledger(budget=(1.0, 1e-5)), Hinge(X, np.sign(y + 1e-9), classes=(-1, 1))
+    ledger, hinge = Ledger(budget=(1.0, 1e-5)), isthmus.Hinge(X, np.sign(y + 1e-9), classes=(-1, 1))
     with pytest.raises(InvalidInput, match="smooth loss"):
         minimize(hinge, algorithms.dp_gd(**COMMON, precondition=True), steps=5, ledger=ledger)
     assert ledger.rounds() == {}

@@ -14,24 +14,12 @@ from scipy.stats import chi2, gamma
 
 import isthmus.core.driver
 import isthmus.core.pipeline
-from isthmus.privacy import (
-    DiscreteGaussian,
-    Exact,
-    FixedSize,
-    FullBatch,
-    Gaussian,
-    Laplace,
-    NoisyMax,
-    Poisson,
-    PrivacyStatement,
-    TopK,
-    event_json,
-    joint,
-)
+from isthmus import privacy
+from isthmus.privacy import Exact, Gaussian, Laplace, event_json, joint
 from isthmus.privacy.clips import ClippedSum
 
-MECHANISMS = (Exact, Gaussian, Laplace, NoisyMax, TopK, DiscreteGaussian)
-SAMPLERS = (FullBatch, Poisson, FixedSize)
+MECHANISMS = (Exact, Gaussian, Laplace, privacy.NoisyMax, privacy.TopK, privacy.DiscreteGaussian)
+SAMPLERS = (privacy.FullBatch, privacy.Poisson, privacy.FixedSize)
 RARE = 1e-10
 """Of secret noise nothing is certain: sums of it are this rare beyond their limits."""
 
@@ -69,7 +57,7 @@ class Recorder:
     def events(self) -> Counter[str]:
         return counted(self.rounds)
 
-    def check(self, statement: PrivacyStatement) -> None:
+    def check(self, statement: privacy.PrivacyStatement) -> None:
         """The statement counts what ran; the noise is as large as is said; samplers are those that drew."""
         assert not any(isinstance(each, Exact) for each in self.made), "released without noise"
         assert counted([event_json.from_json(statement.event)]) == self.events()

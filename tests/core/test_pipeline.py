@@ -17,18 +17,7 @@ import isthmus
 from isthmus import LeastSquares, Logistic, minimize
 from isthmus.base.space import Space
 from isthmus.core import pipeline as pipeline_file
-from isthmus.core.pipeline import (
-    Pipeline,
-    Promise,
-    Release,
-    Round,
-    Stage,
-    bind_stage,
-    close_stage,
-    contribute,
-    measure,
-    start,
-)
+from isthmus.core.pipeline import Pipeline, Release, Stage, contribute, measure
 from isthmus.core.wire import Keys, Message, Wire
 from isthmus.gradients import Dense
 from isthmus.gradients.rounding import KAPPA
@@ -56,7 +45,7 @@ def constant(t: int) -> float:
     return LR
 
 
-PROMISE = Promise(1.0, 1e-5)
+PROMISE = pipeline_file.Promise(1.0, 1e-5)
 WIDE = replace(PROMISE, epsilon=1e6)
 
 
@@ -273,15 +262,15 @@ class Largest(OfTheSum):
 def test_a_map_of_the_sum_acts_when_the_whole_sum_is_there(physical: int | None) -> None:
     release = Release(encode=Largest(CountSketch(5)), clip=Clip(0.5, ord=2))
     pipe = Pipeline([Stage(Full(), [release])], constant)
-    objective, state = problem(), start(pipe, torch.zeros(12, dtype=torch.float64))
-    round = Round(pipe, state, objective.space, seed=0)
-    bind_stage(round, pipe.stages[0])
+    objective, state = problem(), pipeline_file.start(pipe, torch.zeros(12, dtype=torch.float64))
+    round = pipeline_file.Round(pipe, state, objective.space, seed=0)
+    pipeline_file.bind_stage(round, pipe.stages[0])
     message = contribute(round, pipe.stages[0], Client("0", objective), Keys(0), physical)
     bounded = message.values["gradient"]
     assert bounded.value.shape == (12,)
     sketch = round.sketches["main/gradient"].inner
     with pytest.raises(TypeError):  # it is lifted by the sketch itself: see `isthmus.theory.printed.Inside`
-        close_stage(round, pipe.stages[0], message, Keys(0))
+        pipeline_file.close_stage(round, pipe.stages[0], message, Keys(0))
     value, ord, bound = round.sketches["main/gradient"].settle(bounded.value, 2, bounded.bound)
     kept = release.encode.change(bounded.value, 2, 1.0, sketch)[0]
     torch.testing.assert_close(value, sketch.forward(kept))
@@ -373,14 +362,14 @@ def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
     """One physical batch is added up in float32, two in float64: what is released is rounded alike."""
     space, released, w = Space.flat(64), [], torch.zeros(64)
     release = Release(clip=Clip(1.0), mechanism=Gaussian(1.0))
-    pipe = Pipeline([Stage(Full(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5))
+    pipe = Pipeline([Stage(Full(), [release])], lambda t: 0.1, promise=pipeline_file.Promise(1.0, 1e-5))
     for dtype in (torch.float32, torch.float64):
         value = torch.linspace(-1, 1, 64, dtype=torch.float32).to(dtype)
         message = Message({"gradient": ClippedSum(value, 2, 1.0, dtype=torch.float32)}, 7.0)
-        round = Round(pipe, start(pipe, w), space, seed=0)
-        bind_stage(round, pipe.stages[0])
+        round = pipeline_file.Round(pipe, pipeline_file.start(pipe, w), space, seed=0)
+        pipeline_file.bind_stage(round, pipe.stages[0])
         ledger = Ledger().run({"main": pipe.stages[0].event(Adjacency.ADD_REMOVE)})
-        found = close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)
+        found = pipeline_file.close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)
         released.append(found["gradient"])
     assert released[0].dtype == released[1].dtype == torch.float32
     assert torch.equal(*released)

@@ -14,16 +14,8 @@ from torch import Tensor, nn
 from isthmus import InvalidInput, ModuleObjective, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.gradients import Dense
-from isthmus.gradients.layers.forward_guard import (
-    KEPT,
-    MEAN,
-    MIXING,
-    PIECES,
-    RANDOM,
-    SHAPES,
-    generators_hidden,
-    private_records,
-)
+from isthmus.gradients.layers import forward_guard
+from isthmus.gradients.layers.forward_guard import RANDOM, generators_hidden
 from isthmus.objectives.base import Objective
 
 N, C = 200, 0.5
@@ -82,7 +74,7 @@ def test_masks_of_a_private_run_do_not_follow_a_known_seed(name: str) -> None:
 
 def clipped(problem: ModuleObjective, secret: bool) -> Tensor:
     torch.manual_seed(0)
-    with private_records(secret):
+    with forward_guard.private_records(secret):
         rows = problem.rows(problem.start()).dense().double()
     return (rows * (C / rows.norm(dim=1)).clamp(max=1)[:, None]).sum(0)
 
@@ -121,7 +113,7 @@ def test_buffers_that_keep_data_are_warned_of_and_stated() -> None:
     problem = objective(Keeps())
     with pytest.warns(UserWarning, match="mean"):
         result = minimize(problem, RECIPES["dp_gd"](), steps=2, x0=problem.start())
-    assert any(KEPT in leak and "'mean'" in leak for leak in result.privacy.leaks)
+    assert any(forward_guard.KEPT in leak and "'mean'" in leak for leak in result.privacy.leaks)
 
 
 def test_a_generator_of_the_modules_own_is_refused_before_anything_is_released() -> None:
@@ -158,8 +150,8 @@ def test_the_statement_of_a_network_says_what_it_rests_on(reduction: str) -> Non
         said = minimize(
             problem, RECIPES["dp_gd"](), steps=2, x0=problem.start(), physical_batch_size=physical
         ).privacy.assumptions
-        assert {MIXING, RANDOM, SHAPES} <= set(said)
-        assert (MEAN in said, PIECES in said) == (reduction == "mean", physical is not None)
+        assert {forward_guard.MIXING, RANDOM, forward_guard.SHAPES} <= set(said)
+        assert (forward_guard.MEAN in said, forward_guard.PIECES in said) == (reduction == "mean", physical is not None)
     seeded = minimize(problem, RECIPES["dp_gd"](), steps=2, x0=problem.start(), noise_seed=0).privacy
     assert RANDOM not in seeded.assumptions and not seeded.private
 

@@ -20,16 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from test_sketches import public
 
-from isthmus import (
-    CountSketch,
-    GradientEmbedding,
-    InvalidInput,
-    Kronecker,
-    KroneckerSubspace,
-    PrivacyEngine,
-    Progressive,
-    PublicSubspace,
-)
+import isthmus
+from isthmus import InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.core.driver import Ticket
 from isthmus.engine.engine import UNSEEN
 from isthmus.privacy.ledger import BudgetExceeded
@@ -42,10 +34,12 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "kronecker": {"sketch": Kronecker(4, 2, refresh=3)},
     "public": {"sketch": PublicSubspace(4, refresh=3)},
-    "kronecker-public": {"sketch": KroneckerSubspace(3, 2, refresh=5)},
-    "progressive": {"sketch": Progressive([(1, KroneckerSubspace(3, 2)), (9, PublicSubspace(4, refresh=3))])},
-    "embedding": {"sketch": GradientEmbedding(PublicSubspace(4, refresh=3), 0.1)},
-    "adaptive": {"clipping": "adaptive", "sketch": CountSketch(12), "noise_multiplier": 0.05},
+    "kronecker-public": {"sketch": isthmus.KroneckerSubspace(3, 2, refresh=5)},
+    "progressive": {
+        "sketch": isthmus.Progressive([(1, isthmus.KroneckerSubspace(3, 2)), (9, PublicSubspace(4, refresh=3))])
+    },
+    "embedding": {"sketch": isthmus.GradientEmbedding(PublicSubspace(4, refresh=3), 0.1)},
+    "adaptive": {"clipping": "adaptive", "sketch": isthmus.CountSketch(12), "noise_multiplier": 0.05},
     "per-layer": {"clipping": "per_layer", "max_grad_norm": {"0": 0.2, "2": 0.1}},
 }
 
@@ -224,7 +218,7 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
         {"noise_multiplier": 5.0},
         {"max_grad_norm": 9.0},
         {"sketch": Kronecker(4, 3)},
-        {"sketch": CountSketch(9)},
+        {"sketch": isthmus.CountSketch(9)},
         {"sketch": None},
         {"batch": 20},
         {"clipping": "adaptive"},

@@ -1,22 +1,31 @@
-"""What users train: frozen layers, biases only, adapters, tied weights, checkpointed blocks."""
+"""What users train: frozen layers, adapters, tied weights, checkpointed blocks, layers of their own, experts."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import engine_cases as cases
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import BATCH, C, clipped, data, first, mlp, per_example, private, step, train
+from engine_cases import BATCH, C, Indexed, clipped, data, first, mlp, per_example, private, step, train
+from mixing_cases import clipped_sum
+from mixing_cases import private as private_alone
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from isthmus import InvalidInput, Kronecker, datasets
+from isthmus import InvalidInput, Kronecker, PrivacyEngine, datasets
+from isthmus.gradients.layers import Layers
 
 
 class Low(nn.Module):
@@ -354,3 +363,167 @@ def test_after_detach_gradients_are_torchs_own_again() -> None:
     assert all(p.grad is not None for p in run.module.parameters())
     run.module.extra = nn.Parameter(torch.ones(1))
     run.optimizer.add_param_group({"params": [run.module.extra]})
+
+
+class ScaledLinear(nn.Module):
+    """y = s (W x + b), or the same of a weight s W that was computed before."""
+
+    def __init__(self, p: int, q: int, weight_first: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(q, p) / p), nn.Parameter(torch.randn(q))
+        self.scale, self.weight_first = nn.Parameter(torch.tensor(0.7)), weight_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight_first:
+            return F.linear(x, self.scale * self.weight, self.scale * self.bias)
+        return self.scale * F.linear(x, self.weight, self.bias)
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is computed meanwhile."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
+        return out
+
+
+LINEAR = {
+    "linear": nn.Linear,
+    "scaled": ScaledLinear,
+    "weight first": lambda p, q: ScaledLinear(p, q, weight_first=True),
+}
+
+
+@pytest.mark.parametrize("places", [(), (3,)])
+def test_a_scaled_linear_layer_keeps_factors_and_agrees_with_vmap(places: tuple[int, ...]) -> None:
+    """No rule is needed; only a weight that is computed before it meets examples has rows as long as itself."""
+    torch.manual_seed(0)
+    n, p, q = 10, 400, 500  # smaller products at places are multiplied out for their norms, a chunk at a time
+    x, y = torch.randn(n, *places, p, dtype=torch.float64), torch.randint(0, 3, (n,))
+    largest = {}
+    for name, kind in LINEAR.items():
+        module = nn.Sequential(kind(p, q), nn.Tanh(), nn.Flatten(), nn.Linear(q * (3 if places else 1), 3)).double()
+        plain = copy.deepcopy(module)
+        module, engine = private_alone(module, n, max_grad_norm=0.5)
+        clipped_sum(module, engine, x, y)  # the first batch is tried out too
+        with Largest() as seen:
+            found = clipped_sum(module, engine, x, y)
+        largest[name] = seen.numel
+        rows = per_example(plain, x, y)
+        shares = (0.5 / torch.cat([row.view(n, -1) for row in rows.values()], 1).norm(dim=1)).clamp(max=1)
+        assert float(shares.min()) < 1
+        by_id = {id(w): torch.tensordot(shares, rows[own], 1) for own, w in plain.named_parameters()}
+        exact = torch.cat([binding.packed(by_id) for binding in Layers(plain).bindings.values()])
+        torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-9)
+    assert max(largest["linear"], largest["scaled"]) < n * p * q <= largest["weight first"]
+
+
+EXPERTS = 4
+
+
+class Mixture(nn.Module):
+    """Tokens go to the best `top` of four experts.
+
+    how      "every": each expert computes all tokens, and gates of 0 drop what was not chosen; "chosen": an expert is
+             handed the tokens that chose it; "capacity": an expert takes so many tokens of a batch, first come first
+    balance  what is computed of how evenly experts are used: "batch", over all examples; "example", for each
+    """
+
+    def __init__(self, how: str, top: int = 2, balance: str = "") -> None:
+        super().__init__()
+        self.how, self.top, self.balance = how, top, balance
+        self.embed, self.gate, self.out = nn.Linear(6, 8), nn.Linear(8, EXPERTS), nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(EXPERTS)])
+
+    def mixed(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        if self.how == "every":
+            return sum(weights[:, e : e + 1] * expert(tokens) for e, expert in enumerate(self.experts))
+        total = torch.zeros_like(tokens)
+        for e, expert in enumerate(self.experts):
+            chosen = weights[:, e] > 0
+            if self.how == "capacity":
+                chosen &= chosen.cumsum(0) <= len(tokens) * self.top // EXPERTS
+            rows = chosen.nonzero()[:, 0]
+            total = total.index_add(0, rows, weights[rows, e : e + 1] * expert(tokens[rows]))
+        return total
+
+    def forward(self, x: Tensor) -> Any:
+        tokens = self.embed(x)
+        shares = self.gate(tokens).softmax(-1)
+        best, where = shares.topk(self.top, -1)
+        weights = torch.zeros_like(shares).scatter(-1, where, best)
+        mixed = self.mixed(tokens.flatten(0, 1), weights.flatten(0, 1)).view(tokens.shape)
+        logits = self.out(mixed + tokens).mean(1)
+        over = {"batch": (0, 1), "example": (1,)}.get(self.balance)
+        if over is None:
+            return logits
+        return logits, ((weights > 0).float().mean(over) * shares.mean(over)).sum(-1)
+
+
+def train_experts(module: Mixture) -> PrivacyEngine:
+    """Four steps; epsilon says that they were paid for."""
+    draws = torch.Generator().manual_seed(0)
+    records = Indexed(torch.randn(32, 5, 6, generator=draws), torch.randint(0, 3, (32,), generator=draws))
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        logits, even = output if module.balance else (output, torch.zeros(()))
+        return cross_entropy(logits, y) + even.mean()
+
+    return cases.train(private(module, records, batch=8, criterion=None, noise_generator=None), 1, loss).engine
+
+
+@pytest.fixture(autouse=True)
+def weights() -> None:
+    torch.manual_seed(0)
+
+
+def frozen(module: Mixture) -> Mixture:
+    module.experts.requires_grad_(False)
+    return module
+
+
+MEET, COUNT = "examples meet", "examples meet|saw .* examples where the module was given"
+CASES: dict[str, tuple[Callable[[], Mixture], str]] = {
+    "every token, one expert": (lambda: Mixture("every", 1), ""),
+    "every token, two experts": (lambda: Mixture("every", 2), ""),
+    "handed to frozen ones": (lambda: frozen(Mixture("chosen")), ""),
+    "balance of examples": (lambda: Mixture("every", balance="example"), ""),
+    "handed to one": (lambda: Mixture("chosen", 1), COUNT),
+    "handed to two": (lambda: Mixture("chosen", 2), COUNT),
+    "capacity": (lambda: Mixture("capacity"), MEET),
+    "capacity of frozen ones": (lambda: frozen(Mixture("capacity")), MEET),
+    "balance of the batch": (lambda: Mixture("every", balance="batch"), MEET),
+}
+"""Mixtures that train, and those that are refused: whether a token finds room depends on the examples before it."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mixtures_train_where_their_examples_stay_apart(name: str) -> None:
+    make, refused = CASES[name]
+    if refused:
+        with pytest.raises(InvalidInput, match=refused):
+            train_experts(make())
+    else:
+        assert len(train_experts(make()).accountant) == 4
+
+
+def test_a_balance_of_the_batch_in_the_loss_of_the_loop_is_not_seen() -> None:
+    """The gate's scores leave the module one example at a time; the loop then multiplies means over the batch.  What
+    this does is why the statement names the loss among its assumptions: another example moves the gradients of all.
+    """
+    module = Mixture("every").double()
+    x = torch.randn(3, 5, 6, dtype=torch.float64)
+
+    def pull(tokens: Tensor) -> Tensor:
+        shares = module.gate(module.embed(tokens)).softmax(-1)
+        used = (shares > shares.topk(2, -1).values[..., -1:] - 1e-12).double()
+        even = len(tokens) * (used.mean((0, 1)) * shares.mean((0, 1))).sum()  # a sum over examples, were it no product
+        return torch.autograd.grad(even, module.gate.weight)[0]
+
+    alone = pull(x[:1]) + pull(x[1:2]) + pull(x[2:])
+    assert (pull(x) - alone).norm() > 0.1 * alone.norm()
+    engine = train_experts(Mixture("every"))
+    assert any("the loss is a mean (or sum) over them" in line for line in engine.statement(1e-3).assumptions)

@@ -8,25 +8,11 @@ import warnings
 from functools import partial
 from typing import Any
 
+import engine_cases
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import (
-    BATCH,
-    C,
-    Reference,
-    Trained,
-    Z,
-    assert_same,
-    clipped,
-    data,
-    first,
-    mlp,
-    private,
-    step,
-    train,
-    write,
-)
+from engine_cases import BATCH, C, Reference, Trained, Z, assert_same, clipped, data, first, mlp, private, step, train
 from grids import pairs
 from test_sketches import plain_direction
 from torch import Tensor, nn
@@ -125,7 +111,7 @@ def test_several_logical_batches_before_a_step_are_rounds_of_their_own() -> None
             rows.append(clipped(torch.cat(reference.rows(index), 1), C).sum(0))
         # noise is drawn when a round closes: the first's when the second batch has been drawn
         released = [(total + reference.noise(len(total), Z * C)) / BATCH for total in rows]
-        write(reference.module, reference.names, (released[0] + released[1]) / 2)
+        engine_cases.write(reference.module, reference.names, (released[0] + released[1]) / 2)
         reference.optimizer.step()
     assert_same(run.module, reference.module)
 

@@ -12,27 +12,11 @@ from engine_cases import BATCH, CLASSES, MODELS, C, N, Trained, Z, cnn, data, lo
 from scipy import stats
 from test_sketches import SKETCHES, public
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils import data as datasets
+from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import (
-    CountSketch,
-    GradientEmbedding,
-    InvalidInput,
-    Kronecker,
-    KroneckerSubspace,
-    L2Ball,
-    PrivacyEngine,
-    Progressive,
-    PublicSubspace,
-)
+import isthmus
+from isthmus import GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.engine import BatchMemoryManager
 from isthmus.gradients.rounding import KAPPA
 
@@ -54,10 +38,10 @@ def refused(match: str, **options: Any) -> None:
 
 TARGET = {"target_epsilon": 1.0, "target_delta": 1e-5, "epochs": 1}
 INTEGER, POSITIVE = "give a whole number of at least 1", "give a finite number above 0"
-PER_LAYER, BALL = {"clipping": "per_layer"}, L2Ball(1.0)
+PER_LAYER, BALL = {"clipping": "per_layer"}, isthmus.L2Ball(1.0)
 EMBEDDING = GradientEmbedding(PublicSubspace(2), 0.1)
-MIXED = Progressive([(1, Kronecker(2, 2)), (2, CountSketch(9))])
-BEFORE = Progressive([(1, PublicSubspace(2)), (2, PublicSubspace(2, clip="before"))])
+MIXED = isthmus.Progressive([(1, Kronecker(2, 2)), (2, isthmus.CountSketch(9))])
+BEFORE = isthmus.Progressive([(1, PublicSubspace(2)), (2, PublicSubspace(2, clip="before"))])
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     *(("noise_multiplier", {"noise_multiplier": value}) for value in BAD if value != 0.0),  # 0 is a run without noise
     *(("max_grad_norm", {"max_grad_norm": value, "clipping": "flat"}) for value in BAD[:-1]),
@@ -99,7 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("micro_batch_size", {"micro_batch_size": 2, "clipping": "adaptive"}),
     ("micro_batch_size", {"micro_batch_size": 2, "poisson_sampling": False}),
     ("normaliser", {"normaliser": 5.0, "poisson_sampling": False}),
-    ("sketch", {"sketch": CountSketch(9), **PER_LAYER}),
+    ("sketch", {"sketch": isthmus.CountSketch(9), **PER_LAYER}),
     ("sketch", {"sketch": MIXED, **PER_LAYER}),
     ("clipping", {"sketch": EMBEDDING, **PER_LAYER}),
     ("constraint", {"constraint": BALL, "sketch": EMBEDDING}),
@@ -164,7 +148,7 @@ def test_deltas(delta: float) -> None:
 # ---------------------------------------------------------------- loaders
 
 
-class Stream(IterableDataset):
+class Stream(datasets.IterableDataset):
     def __iter__(self) -> Any:
         yield from ()
 
@@ -188,14 +172,14 @@ LOADERS: dict[str, tuple[Any, str]] = {
     "empty": (lambda: DataLoader(Empty(torch.ones(1)), batch_size=4), "at least one record"),
     "too large": (lambda: loader(data(), N + 1), "number of records"),
     "no batch size": (lambda: DataLoader(data(), batch_size=None), "batch_size"),
-    "subset": (lambda: loader(data(), sampler=SubsetRandomSampler(range(9))), "Subset"),
-    "weights": (lambda: loader(data(), sampler=WeightedRandomSampler(WEIGHTS, N)), "whole dataset"),
-    "replacement": (lambda: loader(data(), sampler=RandomSampler(data(), replacement=True)), "whole dataset"),
+    "subset": (lambda: loader(data(), sampler=datasets.SubsetRandomSampler(range(9))), "Subset"),
+    "weights": (lambda: loader(data(), sampler=datasets.WeightedRandomSampler(WEIGHTS, N)), "whole dataset"),
+    "replacement": (lambda: loader(data(), sampler=datasets.RandomSampler(data(), replacement=True)), "whole dataset"),
     "batch sampler": (lambda: DataLoader(data(), batch_sampler=Batches(range(N), 4, False)), "batch_sampler"),
 }
 
 
-class Batches(BatchSampler):
+class Batches(datasets.BatchSampler):
     """A batch sampler of the user's own."""
 
 
@@ -296,13 +280,13 @@ def test_public_data_that_is_missing(given: dict[str, Any], missing: str) -> Non
 EXTRA: dict[str, dict[str, Any]] = {
     "clip-before": {"sketch": PublicSubspace(5, refresh=1, clip="before")},
     "embedding": {"sketch": GradientEmbedding(PublicSubspace(4, refresh=1), clip_rest=0.1)},
-    "embedding-kronecker": {"sketch": GradientEmbedding(KroneckerSubspace(3, 2), clip_rest=0.1)},
+    "embedding-kronecker": {"sketch": GradientEmbedding(isthmus.KroneckerSubspace(3, 2), clip_rest=0.1)},
     "per-layer": {"clipping": "per_layer"},
     "per-layer-kronecker": {"clipping": "per_layer", "sketch": Kronecker(4, 2)},
-    "per-layer-public-kronecker": {"clipping": "per_layer", "sketch": KroneckerSubspace(3, 2)},
+    "per-layer-public-kronecker": {"clipping": "per_layer", "sketch": isthmus.KroneckerSubspace(3, 2)},
     "adaptive": {"clipping": "adaptive"},
     "adaptive-kronecker": {"clipping": "adaptive", "sketch": Kronecker(4, 2)},
-    "adaptive-count": {"clipping": "adaptive", "sketch": CountSketch(12)},
+    "adaptive-count": {"clipping": "adaptive", "sketch": isthmus.CountSketch(12)},
     "adaptive-before": {"clipping": "adaptive", "sketch": PublicSubspace(5, refresh=1, clip="before")},
     "micro": {"micro_batch_size": 5},
     "micro-kronecker": {"micro_batch_size": 5, "sketch": Kronecker(4, 2)},
@@ -382,7 +366,7 @@ NOISY: dict[str, dict[str, Any]] = {
     "normaliser": {"normaliser": 25.0},
     "physical": {"max_physical_batch_size": 4},
     "fixed": {"poisson_sampling": False},
-    "embedding": {"sketch": GradientEmbedding(KroneckerSubspace(3, 2), clip_rest=0.1, share=0.4)},
+    "embedding": {"sketch": GradientEmbedding(isthmus.KroneckerSubspace(3, 2), clip_rest=0.1, share=0.4)},
     "adaptive": {"clipping": "adaptive", "clipbound_learning_rate": 1e-9},
 }
 SCALES = {

@@ -5,44 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import engine_cases
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import (
-    BATCH,
-    MODELS,
-    C,
-    Reference,
-    Z,
-    assert_same,
-    clipped,
-    data,
-    flat,
-    per_example,
-    private,
-    step,
-    train,
-)
+from engine_cases import BATCH, MODELS, C, Reference, Z, assert_same, clipped, data, private, step, train
 from grids import pairs
 from torch import Tensor
 
-from isthmus import (
-    Blocks,
-    Coordinates,
-    CountSketch,
-    GaussianSketch,
-    GradientEmbedding,
-    Identity,
-    Kronecker,
-    KroneckerSubspace,
-    L1Ball,
-    L2Ball,
-    Nice,
-    PerLeaf,
-    Progressive,
-    PublicSubspace,
-    TensorSketch,
-)
+import isthmus
+from isthmus import CountSketch, GaussianSketch, Identity, Kronecker, L1Ball, L2Ball, PublicSubspace
 
 SLOT = "main/gradient"
 
@@ -61,19 +33,19 @@ SKETCHES = {
     "identity": lambda kind: Identity(),
     "kronecker": lambda kind: Kronecker(4, 2),
     "kronecker-refresh": lambda kind: Kronecker(3, 2, refresh=3),
-    "kronecker-public": lambda kind: KroneckerSubspace(3, 2, refresh=2),
+    "kronecker-public": lambda kind: isthmus.KroneckerSubspace(3, 2, refresh=2),
     "public": lambda kind: PublicSubspace(5, refresh=2),
     "public-data": lambda kind: PublicSubspace(5, data=public(kind), loss=F.cross_entropy, refresh=1),
     "gaussian": lambda kind: GaussianSketch(12),
     "gaussian-plain": lambda kind: GaussianSketch(12, scaling="jl"),
-    "tensor": lambda kind: TensorSketch(12),
+    "tensor": lambda kind: isthmus.TensorSketch(12),
     "count": lambda kind: CountSketch(12),
-    "coordinates": lambda kind: Coordinates(15),
-    "nice": lambda kind: Nice(15),
-    "per-leaf": lambda kind: PerLeaf(CountSketch(0.4)),
-    "blocks": lambda kind: Blocks(list(names(kind)) if kind == "mlp" else [["0", "2"], "4"]),
-    "blocks-lists": lambda kind: Blocks([list(names(kind))] if kind == "mlp" else [["4", "0"], ["2"]]),
-    "progressive": lambda kind: Progressive([(1, Kronecker(3, 2)), (9, Identity())]),
+    "coordinates": lambda kind: isthmus.Coordinates(15),
+    "nice": lambda kind: isthmus.Nice(15),
+    "per-leaf": lambda kind: isthmus.PerLeaf(CountSketch(0.4)),
+    "blocks": lambda kind: isthmus.Blocks(list(names(kind)) if kind == "mlp" else [["0", "2"], "4"]),
+    "blocks-lists": lambda kind: isthmus.Blocks([list(names(kind))] if kind == "mlp" else [["4", "0"], ["2"]]),
+    "progressive": lambda kind: isthmus.Progressive([(1, Kronecker(3, 2)), (9, Identity())]),
 }
 
 
@@ -121,7 +93,7 @@ def test_the_public_subspace_is_that_of_the_public_gradients_at_the_iterate() ->
     run = private(MODELS["mlp"](), data(), sketch=PublicSubspace(4, refresh=1), public=public("mlp"))
     projectors = []
     for _, x, y in run.loader:
-        rows = torch.cat(flat(per_example(run.module, *public("mlp")), ["0", "2"]), 1)
+        rows = torch.cat(engine_cases.flat(engine_cases.per_example(run.module, *public("mlp")), ["0", "2"]), 1)
         v = torch.linalg.svd(rows, full_matrices=False).Vh[:4]
         projectors.append(v.T @ v)
         step(run, x, y)
@@ -138,7 +110,7 @@ def test_random_maps_are_those_of_the_engines_seed(kind: str) -> None:
 
 
 def test_a_gradient_embedding() -> None:
-    dataset, sketch = data(), GradientEmbedding(PublicSubspace(4, refresh=1), clip_rest=0.1, share=0.3)
+    dataset, sketch = data(), isthmus.GradientEmbedding(PublicSubspace(4, refresh=1), clip_rest=0.1, share=0.3)
     run = train(private(MODELS["mlp"](), dataset, sketch=sketch, public=public("mlp")))
     reference = Reference(run, MODELS["mlp"](), dataset)
 
