@@ -131,6 +131,7 @@ class Ranges(_Histogram):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
+    within     (low, high) that were declared of all columns: what is bought is narrower
     origin     keep 0 where it is: a model without an intercept has no other constant
     whole      rows within the ranges are never shortened: histograms are bought of them
 
@@ -140,6 +141,7 @@ class Ranges(_Histogram):
 
     low: Tensor | None = None
     high: Tensor | None = None
+    within: tuple[Tensor, Tensor] | None = None
     share: float = 0.08
     bias: float = 0.0
     origin: bool = False
@@ -164,6 +166,9 @@ class Ranges(_Histogram):
         (low, high), unknown = self._known(X.shape[1])
         second = torch.full_like(low, _USUAL)
         low[unknown], high[unknown], second[unknown] = ranges(bought.view(-1, BINS), noise, terms.n)
+        if self.within is not None:
+            first, last = torch.maximum(low, self.within[0]), torch.minimum(high, self.within[1])
+            low, high = torch.where(first < last, torch.stack([first, last]), torch.stack(self.within))
         limit = math.sqrt(X.shape[1]) if self.whole else None
         range_map = ranged(low, high, self.bias, float(second.sum()), limit, self.origin)
         objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given

@@ -67,6 +67,9 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
+    ranges_b: Range = (10.0, 100.0)
+    """Ranges of columns within declared ones are bought where b over d is between these: declared ones may be far
+    wider than what is in them."""
     placed_b: float = 1000.0
     """Below this b targets are found in their range by counts of one number each; above it a histogram tells more."""
     # ------------------------------------------------------------ plain runs

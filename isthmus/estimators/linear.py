@@ -511,6 +511,12 @@ class _PrivateLinear(_PrivateEstimator):
         return self.epsilon != math.inf
 
     @property
+    def _fills_itself(self) -> bool:
+        """Whether nothing was fixed that has the unit of rows or targets: these may then be scaled as they are found."""
+        fixed = (self.clip, self.step, self.batch_size, self.constraint, self.options, self.l1 or None, self.l2 or None)
+        return self._private and self.algorithm == "auto" and all(value is None for value in fixed)
+
+    @property
     def _named_algorithm(self) -> Algorithm | None:
         """The algorithm that was asked for; None leaves it to the planner."""
         if isinstance(self.algorithm, str):
@@ -876,10 +882,8 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
     @property
     def _places_targets(self) -> bool:
         """Whether the place of targets in their range is bought: where nothing was fixed that has their unit."""
-        fixed = (self.clip, self.step, self.batch_size, self.constraint, self.options, self.l1 or None, self.l2 or None)
-        free = self._private and all(value is None for value in fixed) and self.algorithm == "auto"
         labelled = isinstance(self.public, tuple)  # their targets tell it
-        return free and not labelled and self.fit_intercept and self._kind.equivariant
+        return self._fills_itself and not labelled and self.fit_intercept and self._kind.equivariant
 
     def _mean_alone(self, n: int) -> bool:
         return self._places_targets and posing._certainty(self, n) < suggest.CONSTANTS.mean_b
