@@ -512,7 +512,7 @@ class _PrivateLinear(_PrivateEstimator):
 
     @property
     def _fills_itself(self) -> bool:
-        """Whether nothing was fixed that has the unit of rows or targets: these may then be scaled as they are found."""
+        """Whether nothing was fixed that has the unit of rows or targets: these may be scaled as they are found."""
         fixed = (self.clip, self.step, self.batch_size, self.constraint, self.options, self.l1 or None, self.l2 or None)
         return self._private and self.algorithm == "auto" and all(value is None for value in fixed)
 
