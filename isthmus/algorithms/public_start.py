@@ -25,6 +25,7 @@ from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
 from isthmus.algorithms.purchases import ShrunkStatistics, linear_model, scaled_targets
+from isthmus.algorithms.suggest import CONSTANTS
 from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.core.minimize import Binding, Purchased, Recipe
 from isthmus.core.parts import Preconditioned
@@ -167,14 +168,11 @@ class _PublicFit:
         return torch.from_numpy(minimum.x).view(shape)
 
     def path(self) -> tuple[float, Tensor]:
-        """The strength with the least loss on rows held out of the fit, and their margins; from the strongest one on.
-
-        The path ends where the loss has risen twice: weaker ones fit ever more noise, and take ever longer.
-        """
+        """The strength with the least loss on rows held out of the fit, and their margins."""
         folds = np.random.default_rng(0).permutation(self.n) % min(_FOLDS, self.n)  # rows may be sorted
         parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
         points: list[Tensor | None] = [None] * len(parts)
-        least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
+        least, best = float("inf"), (0.0, torch.zeros(0))
         for strength in (multiple * self.energy for multiple in _STRENGTHS):
             z = torch.zeros(self.n, self.outputs, dtype=torch.float64)
             for k, (inside, outside) in enumerate(parts):
@@ -182,9 +180,7 @@ class _PublicFit:
                 points[k], z[inside] = point, self.R[inside] @ point
             loss = float(self.losses(z).mean())
             if loss < least or not best[0]:
-                least, best, risen = loss, (strength, z), 0
-            elif (risen := risen + 1) == 2:
-                break
+                least, best = loss, (strength, z)
         return best
 
     def _paired(self, z: Tensor, index: _Some) -> tuple[Tensor, Tensor]:
@@ -227,6 +223,8 @@ _SLOWER = 0.2
 class _PublicStart(Purchase):
     """Labelled public rows, in the columns of the problem before anything is bought: a `Purchase` without a look.
 
+    alone  no step is taken: there are too few private records to improve on the public fit
+
     rounds, clip, step  of the run
     noise               s.d. in a number of the mean gradient, over the clip
 
@@ -246,6 +244,7 @@ class _PublicStart(Purchase):
     step: StepSize
     constraint: ConvexSet | None = None
     weights: Tensor | None = None
+    alone: bool = False
     name: str = "public start"
 
     def check(self, objective: object) -> None:
@@ -275,6 +274,8 @@ class _PublicStart(Purchase):
         first = fit.w
         if self.constraint is not None:
             first = self.constraint.project(first)
+        if self.alone:
+            return replace(prepared, start=first.to(prepared.objective.dtype), step=lambda t: 0.0, update=None)
         noise = self.noise * (prepared.clip or self.clip)
         if isinstance(prepared.update, Preconditioned):
             return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.rounds))
@@ -305,7 +306,8 @@ def starting(recipe: Recipe, rows: object, targets: object, weights: Tensor | No
         clip = float(release.clipped.total(release.clipped.init()))
         noise = release.mechanism.number / stage.sampler.divisor(n)
         run = (pipe.rounds or 1, clip, noise, pipe.step)
-        start = _PublicStart(rows, targets, *run, constraint=binding.constraint, weights=weights)
+        few = pipe.promise is not None and pipe.promise.plan is not None and n * pipe.promise.plan.mu < CONSTANTS.mean_b
+        start = _PublicStart(rows, targets, *run, constraint=binding.constraint, weights=weights, alone=few)
         return replace(pipe, before=[*pipe.before, start])
 
     return Recipe(recipe.name, build, recipe.arguments)

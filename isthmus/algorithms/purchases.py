@@ -4,6 +4,9 @@
 |---|---|---|---|
 | `Ranges` | how many records have each column's entry in each power of two | sqrt(d) | a map of rows to the unit ball |
 | `TargetRange` | the same of y | 1 | targets in [-1, 1] |
+| `TargetHalf` | on which side of their middle most targets lie | 1 | the half of the range that has them |
+| `TargetReach` | how many targets lie in reach of their middle | 1 | a reach that has nearly all |
+| `TargetMean` | the sum of the targets | 1 | their mean, and nothing else |
 | `ClassCounts` | how many records each class has | 1 | weights of "balanced" classes |
 | `Columns` | sum x^2 of rows, squares shortened | 1 / sqrt(d) | column weights, rows of length 1 |
 | `Moments` | (sum x, sum x^2) | sqrt 2 | centred, scaled columns and a bias |
@@ -190,6 +193,124 @@ class TargetRange(_Histogram):
         low, high, _ = ranges(bought[None], noise, terms.n)
         target_range = float(low), float(high)
         return replace(prepared, objective=scaled_targets(prepared.objective, *target_range), target=target_range)
+
+
+def _recentred(
+    prepared: Purchased, shift: float, width: float, low: float = -math.inf, high: float = math.inf
+) -> Purchased:
+    """The problem with targets clipped to [low, high] and then seen from `shift`, in units of `width`."""
+    y = (prepared.objective.y.double().clamp(low, high) - shift) / width
+    first, unit = prepared.centre or (0.0, 1.0)
+    return replace(prepared, objective=prepared.objective.with_targets(y), centre=(first + unit * shift, unit * width))
+
+
+@dataclass(frozen=True)
+class TargetHalf(SumPurchase):
+    """On which side of 0 most targets lie: from the middle of that half of [-1, 1] they are then told in `unit`."""
+
+    share: float
+    name: str
+    unit: float = 0.5
+
+    def clip(self, objective: LinearModel) -> Clip:
+        """1: a record is on one side."""
+        return Clip(ROOT)
+
+    def rows(self, objective: LinearModel) -> Rows:
+        """The sign of y."""
+        return _numbers_of(objective.y.double().sign())
+
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
+        """That half."""
+        return _recentred(prepared, 0.5 * float(bought.sign()), self.unit)
+
+
+@dataclass(frozen=True)
+class TargetReach(SumPurchase):
+    """How many targets lie in [-1, 1]: where nearly all do it is made shorter by `factor`, else longer.
+
+    last  targets are clipped to what was found and half as much again, but not beyond the range they began with
+    """
+
+    share: float
+    name: str
+    factor: float
+    last: bool = False
+
+    def clip(self, objective: LinearModel) -> Clip:
+        """1: a record is in reach, or is not."""
+        return Clip(ROOT)
+
+    def rows(self, objective: LinearModel) -> Rows:
+        """1 where y is in reach, else 0."""
+        return _numbers_of((objective.y.abs() <= 1).double())
+
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
+        """Another unit for targets."""
+        nearly = max(_FEWEST * terms.n, _NEARLY_ALL * terms.n - 1.5 * noise)  # few records cannot tell all but a few
+        factor = 1 / self.factor if float(bought) > nearly else self.factor
+        if not self.last:
+            return _recentred(prepared, 0.0, factor)
+        (first, unit), reach = prepared.centre or (0.0, 1.0), 1.5 * factor
+        low, high = max(-reach, (-1 - first) / unit), min(reach, (1 - first) / unit)
+        return _recentred(prepared, (low + high) / 2, (high - low) / 2, low, high)
+
+
+@dataclass(frozen=True)
+class TargetMean(SumPurchase):
+    """The mean of targets in [-1, 1], where there are too few records to learn more: no step is taken."""
+
+    share: float
+    name: str = "target mean"
+
+    def clip(self, objective: LinearModel) -> Clip:
+        """1."""
+        return Clip(ROOT)
+
+    def rows(self, objective: LinearModel) -> Rows:
+        """y."""
+        return _numbers_of(objective.y.double().clamp(-1, 1))
+
+    def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
+        """Targets less their mean."""
+        mean = min(1.0, max(-1.0, float(bought) / terms.n))
+        return replace(_recentred(prepared, mean, 1.0), step=lambda t: 0.0)
+
+
+_HALVES, _REACHES = 6, (1.5, 0.75, 0.375, 0.1875)
+"""How often a declared range is halved; by which powers of two the reach of targets then changes."""
+_NEARLY_ALL, _FEWEST = 0.95, 0.8
+"""Shares of the records."""
+_PLACED, _SURE = 60.0, 0.2
+"""b times the square root of the share that tells the place of targets: each look is then off by 5 % of them; as many
+looks are taken as are off by at most so much."""
+
+
+def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
+    """What finds targets in [-1, 1]: their median by halves and their reach by powers of two; their mean, if `alone`.
+
+    A declared range is often far wider than what is in it, and noise is in proportion to the range.  Ten looks at one
+    number each tell more than a histogram does: its median adds up the noise of half of its bins.
+
+    >>> [round(item.share, 4) for item in place_of_targets(600.0, alone=False)[:2]]
+    [0.001, 0.001]
+    """
+    share = 0.7 if alone else min(0.15, (_PLACED / b) ** 2)
+    looks = int(min(_HALVES + len(_REACHES), max(2.0, share * (_SURE * b) ** 2)))
+    halves = min(looks, _HALVES)
+    reaches, each = _REACHES[: looks - halves], share / looks
+    items: list[SumPurchase] = [TargetHalf(each, f"target half {i + 1}") for i in range(halves - 1)]
+    items.append(TargetHalf(each, f"target half {halves}", unit=4.0 if reaches else 1.0))  # the middle of the reaches
+    for i, power in enumerate(reaches):
+        items.append(TargetReach(each, f"target reach {i + 1}", 2.0**power, power == reaches[-1]))
+    if alone:
+        items.append(TargetMean(0.98 - share))
+    return items
+
+
+def _numbers_of(numbers: Tensor) -> Rows:
+    """One number a record."""
+    return Glm(numbers, torch.ones(len(numbers), 1, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -602,12 +723,9 @@ def _numbers(prepared: Purchased, shape: Distribution, floor: float, terms: Term
     low, high = (float(end[0]) for end in shape.ends)
     low, high = max(-1.0, min(low, mean - 4 * sd)), min(1.0, max(high, mean + 4 * sd))
     width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
-    y = (loss.y.double().clamp(low, high) - mean) / width
     sizes = (shape.middles.clamp(low, high) - mean) / width
     clip = _residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
-    return replace(
-        prepared, objective=loss.with_targets(y), centre=(mean, width), clip=clip, spread=min(1.0, sd / width)
-    )
+    return replace(_recentred(prepared, mean, width, low, high), clip=clip, spread=min(1.0, sd / width))
 
 
 def _residual_clip(p: Tensor, sizes: Tensor, noise: float) -> float:

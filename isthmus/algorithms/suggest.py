@@ -67,6 +67,8 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
+    placed_b: float = 1000.0
+    """Below this b targets are found in their range by counts of one number each; above it a histogram tells more."""
     # ------------------------------------------------------------ plain runs
     longest: float = 1.8
     """Steps over 1 / L: just stable."""
@@ -95,6 +97,9 @@ class Constants:
     tight: float = 5.0
     """A polytope is small where radius times |x_ij| is at most this."""
     # ------------------------------------------------------------ what to expect
+    mean_b: float = 40.0
+    """Below this b a regression is the mean of the targets, and a model of public rows stays what it is: noise would be
+    larger than what private rows tell."""
     nothing_b: Range = (50.0, 100.0)
     """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
     sparse_columns: int = 100

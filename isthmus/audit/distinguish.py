@@ -14,9 +14,8 @@ from torch import Tensor
 from isthmus.audit.neighbours import Movement, Pair, Probe, Values, _inner, _law, movement
 from isthmus.base import validate
 from isthmus.core.pipeline import Pipeline, Release, Stage
-from isthmus.privacy import FixedSize, Gaussian, Laplace, NoisyMax, SecretSource, Source, TopK, epsilon_of
+from isthmus.privacy import FixedSize, Gaussian, Laplace, NoisyMax, SecretSource, Source, TopK, epsilon_of, sampling
 from isthmus.privacy.clips import ClippedSum
-from isthmus.privacy.sampling import rate_of
 
 _BATCH = 1 << 21
 """Numbers drawn at once."""
@@ -115,7 +114,7 @@ def attack(
 
     curve, stages = None, [stage for stage in pipe.stages if stage.private and pair.t % stage.every == 0]
     mechanisms = [_inner(release.mechanism) for stage in stages for release in stage.releases]
-    full = all(rate_of(stage.sampler) == 1 for stage in stages)
+    full = all(sampling.rate_of(stage.sampler) == 1 for stage in stages)
     if full and all(isinstance(mechanism, Gaussian) for mechanism in mechanisms):
         middle, curve = np.median(np.concatenate([left[:half], right[:half]])), 0.0
         mu = _judged(separation, left[half:], right[half:], 1.0, middle)
@@ -162,7 +161,7 @@ class _Game:
     """One stage against one pair: what it releases when the record that differs is in the sample, and when not."""
 
     def __init__(self, probe: Probe, stage: Stage, pair: Pair) -> None:
-        self.rate = rate_of(stage.sampler)
+        self.rate = sampling.rate_of(stage.sampler)
         self.releases = {slot: release for release, slot in stage.slots}
         # the records of a sample with, and of one without, the record that differs (which comes last)
         members, absent = None, torch.arange(pair.n - 1)

@@ -132,6 +132,8 @@ Bounds = tuple[ArrayLike, ArrayLike]
 Curve = tuple[np.ndarray, np.ndarray]
 """Numbers of a column, and what they add: one number each, or one for every class."""
 _STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
+_ALONE = "dp_gd (plain)"
+"""What takes the one step, of no length, of a fit that learns the mean of the targets alone."""
 _THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
 
@@ -261,7 +263,11 @@ class _PrivateLinear(_PrivateEstimator):
             leaks = dict.fromkeys((*state.parts.get("leaks", ()), *problem.leaks))
             problem = replace(problem, assumptions=tuple(assumed), leaks=tuple(leaks))
         named = self._named_algorithm
-        planned = self._planned(problem.facts, exact=named is not None)
+        if self._mean_alone(X.shape[0]):
+            named = KNOWN["dp_gd"]
+            planned = self._planned({**problem.facts, "rounds": 1}, True, [_ALONE])
+        else:
+            planned = self._planned(problem.facts, exact=named is not None)
         if named is not None:
             choice = planned.choice(named.name)
         else:
@@ -383,6 +389,10 @@ class _PrivateLinear(_PrivateEstimator):
     def _learn_targets(self, y: np.ndarray) -> tuple[str, ...]:
         """Settle what targets may be; what was read off them for that."""
         return ()
+
+    def _mean_alone(self, n: int) -> bool:
+        """Whether there are too few records to learn more than the mean of the targets."""
+        return False
 
     # ------------------------------------------------------------ what is stored, and new rows
 
@@ -851,10 +861,28 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
             bounds = float(low), float(high)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
+        buys: tuple[purchases.SumPurchase, ...] = ()
+        if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < suggest.CONSTANTS.placed_b:
+            alone = self._mean_alone(X.shape[0])
+            buys = tuple(purchases.place_of_targets(certainty, alone))
+            if alone:
+                few = f"too few records for this epsilon (n mu = {certainty:.3g}) to tell more than the mean of y"
+                remarks = (*remarks, f"there were {few}: the columns were not used")
         if bounds is None:
-            return model, (purchases.TargetRange(),), remarks
+            return model, (purchases.TargetRange(), *buys), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
-        return purchases.scaled_targets(model, *self.target_bounds_), (), remarks
+        return purchases.scaled_targets(model, *self.target_bounds_), buys, remarks
+
+    @property
+    def _places_targets(self) -> bool:
+        """Whether the place of targets in their range is bought: where nothing was fixed that has their unit."""
+        fixed = (self.clip, self.step, self.batch_size, self.constraint, self.options, self.l1 or None, self.l2 or None)
+        free = self._private and all(value is None for value in fixed) and self.algorithm == "auto"
+        labelled = isinstance(self.public, tuple)  # their targets tell it
+        return free and not labelled and self.fit_intercept and self._kind.equivariant
+
+    def _mean_alone(self, n: int) -> bool:
+        return self._places_targets and posing._certainty(self, n) < suggest.CONSTANTS.mean_b
 
     @property
     def _kind(self) -> Loss:

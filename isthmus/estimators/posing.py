@@ -86,7 +86,10 @@ def _posed(model: _PrivateLinear, X: Matrix, y: np.ndarray, weight: ArrayLike | 
     # among so many records rows that are shortened would bend more than their noise
     many = private and _certainty(model, X.shape[0]) >= CONSTANTS.clip_b * d
     assumed: list[str] = []
-    first = _first_map(model, X, public, intercept, bought == "shapes" or many, assumed)
+    if model._mean_alone(X.shape[0]):
+        first: RowMap | Ranges = RowMap(weight=torch.zeros(d, dtype=torch.float64), bias=1.0)
+    else:
+        first = _first_map(model, X, public, intercept, bought == "shapes" or many, assumed)
     buys: tuple[SumPurchase, ...] = ()
     maps, seen = list[RowMap](), None
     if isinstance(first, RowMap):

@@ -33,9 +33,7 @@ from isthmus.core.group import Group
 from isthmus.estimators import partial_fit_claims
 from isthmus.estimators.linear import GroupLike, LedgerLike
 from isthmus.estimators.looks import Looks
-from isthmus.privacy import PrivacyStatement
-from isthmus.privacy.leaks import warn_of_large_delta
-from isthmus.privacy.plan import default_delta
+from isthmus.privacy import PrivacyStatement, leaks, plan
 
 _TELLS = 0.05
 """A share with noise of a larger standard deviation tells nothing."""
@@ -239,8 +237,8 @@ def private_score(
         if ranks.rank:
             ledger = None
         if delta is None:
-            delta = default_delta(n)
-        warn_of_large_delta(delta, n)
+            delta = plan.default_delta(n)
+        leaks.warn_of_large_delta(delta, n)
         looks = Looks.paid_from(ledger, epsilon, delta, adjacency, noise_seed=noise_seed, ranks=ranks, whole=n)
         scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
         on = f"{n:,} rows" + f", with noise for epsilon = {epsilon:g}" * bool(looks.taken)

@@ -63,9 +63,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import Array
-from isthmus.sets import ConvexSet, L1Ball, VertexForm, Whole
+from isthmus.sets import ConvexSet, L1Ball, VertexForm, Whole, projections
 from isthmus.sets.base import Point
-from isthmus.sets.projections import Derivative, sorted_threshold
 from isthmus.sketches.base import Sketch
 
 Mask = NDArray[np.bool_]
@@ -267,7 +266,7 @@ class _ActiveEngine:
         phi, v, w0, piece = self._problem.phi, self._problem.v, self._problem.w0, self._start
         if piece is None:
             near = w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps)
-            piece = self._classify(near, sorted_threshold(self._size(near), self._radius))
+            piece = self._classify(near, projections.sorted_threshold(self._size(near), self._radius))
         fewest, patience, solved = phi.d + 1, 5, False
         z, tau, mu = self._solve(piece, eps)
         for used in range(1, min(60, budget) + 1):  # noqa: B007  # told below
@@ -371,7 +370,7 @@ class _DualPoint(NamedTuple):
     mu: Array
     w: Array
     image: Array
-    derivative: Derivative
+    derivative: projections.Derivative
 
 
 class _NewtonEngine:

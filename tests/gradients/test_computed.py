@@ -21,10 +21,8 @@ def factors(kind: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor
     draws = torch.Generator().manual_seed(3)
     a, b = (torch.randn(N, T, size, generator=draws, dtype=torch.float64) for size in (P, Q))
     if kind == "cancelling":  # terms come in pairs that all but cancel
-        a[:, 1::2], b[:, 1::2] = (
-            a[:, ::2],
-            -b[:, ::2] * (1 + 1e-6 * torch.randn(N, T // 2, 1, generator=draws).double()),
-        )
+        a[:, 1::2] = a[:, ::2]
+        b[:, 1::2] = -b[:, ::2] * (1 + 1e-6 * torch.randn(N, T // 2, 1, generator=draws).double())
     elif kind == "huge and tiny":
         a *= 10.0 ** torch.randint(-12, 12, (N, T, 1), generator=draws)
         b *= 10.0 ** torch.randint(-6, 6, (N, T, 1), generator=draws)

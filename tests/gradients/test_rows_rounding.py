@@ -21,10 +21,7 @@ from isthmus.gradients.rows import _direct, difference, regrouped, total
 
 def cancelling(n, t, p, q, dtype, size, seed=0):
     """Positions in pairs that cancel but for a share `size`."""
-    half, small = (
-        draw(n, t // 2, p, dtype=torch.float64, seed=seed),
-        draw(n, t // 2, p, dtype=torch.float64, seed=seed + 1),
-    )
+    half, small = (draw(n, t // 2, p, dtype=torch.float64, seed=each) for each in (seed, seed + 1))
     b = draw(n, t // 2, q, dtype=torch.float64, seed=seed + 2)
     return torch.cat([half, half + size * small], 1).to(dtype), torch.cat([b, -b], 1).to(dtype)
 

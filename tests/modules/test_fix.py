@@ -36,16 +36,14 @@ class DataParallel(nn.Module):
         self.module = module
 
 
+MIXES = "mixes the examples"
 BAD = {
-    "batch norm": (nn.BatchNorm2d(4), "mixes the examples"),
-    "sync": (nn.SyncBatchNorm(4), "mixes the examples"),
-    "frozen, training": (nn.BatchNorm1d(4).requires_grad_(False), "mixes the examples"),
+    "batch norm": (nn.BatchNorm2d(4), MIXES),
+    "sync": (nn.SyncBatchNorm(4), MIXES),
+    "frozen, training": (nn.BatchNorm1d(4).requires_grad_(False), MIXES),
     "no affine": (nn.BatchNorm1d(4, affine=False), "running statistics"),
     "eval, trained": (nn.BatchNorm1d(4).eval(), "trainable BatchNorm1d"),
-    "eval, no statistics": (
-        nn.BatchNorm1d(4, track_running_stats=False).requires_grad_(False).eval(),
-        "mixes the examples",
-    ),
+    "eval, no statistics": (nn.BatchNorm1d(4, track_running_stats=False).requires_grad_(False).eval(), MIXES),
     "instance norm": (nn.InstanceNorm2d(4, track_running_stats=True), "running statistics"),
     "rnn": (nn.RNN(3, 4), "get_compatible_module"),
     "lstm": (nn.LSTM(3, 4), "get_compatible_module"),

@@ -25,10 +25,8 @@ def test_margins_do_not_depend_on_the_other_rows(kind: str, columns: int) -> Non
     for n in (2, 3, 4, 5, 8, 9, 17, 65):
         d = int(torch.randint(1, 300, (1,), generator=g))
         dtype = torch.float32 if kind == "float32" else torch.float64
-        X, w = (
-            torch.randn(n, d, dtype=dtype, generator=g),
-            torch.randn(d, *[columns][:columns], dtype=dtype, generator=g),
-        )
+        X = torch.randn(n, d, dtype=dtype, generator=g)
+        w = torch.randn(d, *[columns][:columns], dtype=dtype, generator=g)
         view: Any = {
             "csr": lambda x: sp.csr_array(x.numpy()),
             "mapped": RowMap(shift=torch.ones(d), limit=9.0),

@@ -9,13 +9,12 @@ from isthmus.base.validate import InvalidInput
 from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, NoPenalty, ProxPenalty
 
 ALL = [NoPenalty(), L2Penalty(0.7), L1Penalty(0.4), ElasticNet(0.4, 0.7), ElasticNet(0.0, 0.3), L1Penalty(0.0)]
+EACH = torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
 W = torch.tensor([-2.0, -0.3, 0.0, 0.25, 1.7], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("penalty", ALL, ids=str)
-@pytest.mark.parametrize(
-    "eta", [0.5, torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)], ids=["one", "each"]
-)
+@pytest.mark.parametrize("eta", [0.5, EACH], ids=["one", "each"])
 def test_prox_is_the_minimiser(penalty, eta):
     found = penalty.prox(W, eta)
     grid = torch.linspace(-2.5, 2.5, 100_001, dtype=torch.float64)
@@ -65,8 +64,7 @@ def test_group_prox_against_cvxpy():
 
 def test_group_penalty_of_single_coordinates_is_l1():
     single = GroupPenalty(torch.arange(5), 0.4)
-    values = torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
-    for eta in (0.5, values):
+    for eta in (0.5, EACH):
         torch.testing.assert_close(single.prox(W, eta), L1Penalty(0.4).prox(W, eta))
     assert single.value(W) == pytest.approx(L1Penalty(0.4).value(W))
 

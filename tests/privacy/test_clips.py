@@ -101,12 +101,7 @@ def test_a_clip_of_ones_own_inherits_one_bound_that_stays() -> None:
     assert torch.equal(own.weights(rows, 0.5), Clip(0.5, ord=1).weights(rows, 0.5))
     assert (own.each(0.5), own.total(0.5), own.next(0.5, {}), own.moves) == (0.5, 0.5, 0.5, False)
     assert (Clip(3.0).init(), AdaptiveClip(3.0).init(), AdaptiveClip.moves, Clip.moves) == (3.0, 3.0, True, False)
-    assert (Clip(1.0).ord, Clip(1.0).before, GroupClip(1.0).before, AdaptiveClip(1.0).before) == (
-        2,
-        False,
-        False,
-        False,
-    )
+    assert Clip(1.0).ord == 2
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.8])
@@ -150,11 +145,9 @@ def test_the_ends_of_what_is_allowed_are_allowed() -> None:
         assert Clip(1.0, ord=ord).ord == AdaptiveClip(1.0, ord=ord).ord == ord
 
 
-@pytest.mark.parametrize(
-    "clip", [Clip(1.0), PerLeafClip({"a": 1.0}), AdaptiveClip(1.0)], ids=lambda clip: type(clip).__name__
-)
-def test_codes_are_clipped_unless_gradients_are_asked_for(clip: Clipping) -> None:
-    assert not clip.before
+def test_codes_are_clipped_unless_gradients_are_asked_for() -> None:
+    for clip in (Clip(1.0), GroupClip(1.0), PerLeafClip({"a": 1.0}), AdaptiveClip(1.0)):
+        assert not clip.before
 
 
 # ---------------------------------------------------------------- weights at the ends of floating point: a weighted r

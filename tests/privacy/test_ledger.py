@@ -355,10 +355,8 @@ def test_removed_repeated_moved_and_altered_records_are_refused(filled: Path) ->
 
 
 def test_lost_records_at_the_end_are_refused(filled: Path) -> None:
-    good, message = (
-        rows(filled),
-        rf"record {len(rows(filled))}, which was written to this ledger, is missing or altered",
-    )
+    good = rows(filled)
+    message = f"record {len(good)}, which was written to this ledger, is missing or altered"
     last = json.loads(good[-1][2]) | {"time": "1970-01-01T00:00:00.000+00:00"}
     for changed in [*(good[:number] for number in range(len(good))), sealed([*records(filled)[:-1], last])]:
         write(filled, changed, mark=True)

@@ -426,11 +426,7 @@ def test_front_doors_mean_one_release_of_all_records() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [
-        privacy.Poisson(0.1).event(THREE),
-        compose([THREE, LAPLACE_THREE]),
-        compose([THREE, privacy.NoisyMax(0.1).event()]),
-    ],
+    [some(THREE), compose([THREE, LAPLACE_THREE]), compose([THREE, privacy.NoisyMax(0.1).event()])],
     ids=["sampled", "laplace", "selection"],
 )
 def test_haste_only_costs_more(event: Any) -> None:

@@ -215,14 +215,9 @@ def test_shape_dtype_and_chunks(source: Source) -> None:
 def test_bad_input_is_refused() -> None:
     source = SecretSource()
     draws = (source.mask, -1, 0.5), (source.mask, 5, 0.0), (source.mask, 5, 1.5), (source.integers, 0, 3)
-    more = (
-        (source.subset, 3, 4),
-        (source.subset, 3, 0),
-        (SeededSource, -1),
-        (GeneratorSource, 0),
-        (GeneratorSource, None),
-    )
-    for call, *given in (*draws, *more):
+    subsets = (source.subset, 3, 4), (source.subset, 3, 0)
+    sources = (SeededSource, -1), (GeneratorSource, 0), (GeneratorSource, None)
+    for call, *given in (*draws, *subsets, *sources):
         with pytest.raises(InvalidInput):
             call(*given)
 

@@ -15,18 +15,8 @@ from dp_accounting import dp_event as E
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import (
-    InvalidInput,
-    LeastSquares,
-    PrivacyBudgetWarning,
-    PrivacyEngine,
-    PrivateClassifier,
-    PrivateRegressor,
-    algorithms,
-    minimize,
-    privacy,
-    private_score,
-)
+import isthmus
+from isthmus import InvalidInput, LeastSquares, PrivacyEngine, PrivateClassifier, algorithms, minimize, privacy
 from isthmus.base.notebook import rounded_up
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import Adjacency, DiscreteGaussian, Exact, Gaussian, Laplace, Ledger, PrivacyStatement, joint
@@ -280,7 +270,7 @@ def test_leaks_come_before_what_a_statement_rests_on() -> None:
 def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
     for n in ("exact", 40):
         recipe = algorithms.dp_gd(epsilon=1.0, delta=0.5, clip=1.0, step=0.1, n=n)
-        with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
+        with pytest.warns(isthmus.PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
             result = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
         assert len(caught) == 1 and caught[0].filename == __file__
         assert ("would allow publishing one of the 50 records" in result.privacy.words()) == (n == "exact")
@@ -305,8 +295,8 @@ DOORS: dict[str, Any] = {
     "minimize, ledger": lambda shared: minimize(LeastSquares(X, X[:, 0]), RECIPE, steps=2, ledger=shared),
     "fit, ledger": lambda shared: PrivateClassifier(**FIT, delta=1e-5, classes=[0, 1], ledger=shared).fit(X, Y),
     "classifier": lambda shared: PrivateClassifier(**FIT, delta=0.1, classes=[0, 1]).fit(X, Y),
-    "regressor": lambda shared: PrivateRegressor(**FIT, delta=0.1, target_bounds=(0, 1)).fit(X, Y),
-    "score": lambda shared: private_score(
+    "regressor": lambda shared: isthmus.PrivateRegressor(**FIT, delta=0.1, target_bounds=(0, 1)).fit(X, Y),
+    "score": lambda shared: isthmus.private_score(
         PrivateClassifier(**FIT, classes=[0, 1]).fit(X, Y), X, Y, epsilon=1.0, delta=0.1
     ),
     "engine, ledger": trained,
@@ -320,7 +310,7 @@ DOORS: dict[str, Any] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_a_large_delta_is_warned_of_once_wherever_it_is_given(door: str) -> None:
     told = r"delta=0\.1 is at least 1/n, which would allow publishing one of the 50 records"
-    with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+    with pytest.warns(isthmus.PrivacyBudgetWarning, match=told) as caught:
         DOORS[door](Ledger(budget=(9.0, 0.1)))
     assert len(caught) == 1 and caught[0].filename == __file__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +29,7 @@ from isthmus.sketches import Kronecker
 D = 5
 KINDS = ("dense64", "dense32", "csr64", "csr32")
 SHIFT, WEIGHT = torch.tensor([1.0, -2.0, 0.0, 0.5, 30.0]).double(), torch.tensor([2.0, 0.1, 5.0, 1.0, 0.3]).double()
+AFTER = torch.tensor([3.0, 1.0, 0.5, 2.0, 1.0, 4.0]).double()
 MAPS: dict[str, list[RowMap]] = {
     "none": [],
     "shortened": [RowMap(limit=2.0)],
@@ -35,10 +37,7 @@ MAPS: dict[str, list[RowMap]] = {
     "weighted": [RowMap(weight=WEIGHT, limit=3.0)],
     "centred": [RowMap(shift=SHIFT, weight=WEIGHT, limit=4.0, bias=1.0)],
     "unit with bias": [RowMap(limit=None), RowMap(limit=1.5, bias=0.5)],
-    "constant kept": [
-        RowMap(shift=SHIFT, limit=2.0, bias=1.0),
-        RowMap(weight=torch.tensor([3.0, 1.0, 0.5, 2.0, 1.0, 4.0]).double(), limit=0.5),
-    ],
+    "constant kept": [RowMap(shift=SHIFT, limit=2.0, bias=1.0), RowMap(weight=AFTER, limit=0.5)],
     "twice": [
         RowMap(shift=SHIFT, limit=9.0, bias=1.0),
         RowMap(shift=torch.full((D + 1,), 0.1), weight=torch.full((D + 1,), 3.0), limit=1.5, bias=0.5),
@@ -154,10 +153,7 @@ def test_a_copy_is_sparse_where_it_can_be(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["weighted", "centred", "constant kept", "twice", "clipped"])
 def test_the_affine_map_is_that_of_rows_inside(name: str) -> None:
-    maps = [
-        RowMap(each.low, each.high, each.shift, each.weight, 1e3 if each.limit else None, each.bias)
-        for each in maps_of(name)
-    ]
+    maps = [replace(each, limit=1e3 if each.limit else None) for each in maps_of(name)]
     X = data("dense64").clamp(-1, 2)
     weight, offset = RowMaps(maps).affine(D)
     image = offset.expand(len(X), -1).clone()

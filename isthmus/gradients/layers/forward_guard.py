@@ -361,9 +361,8 @@ class Guard:
         if raw:  # a watch on the others refuses it then
             raise validate.InvalidInput(
                 f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
-                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the "
-                "parameters that are trained what was released), or call engine.detach() and make the module private "
-                "again"
+                "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives those that "
+                "are trained what was released), or call engine.detach() and make the module private again"
             )
         return present
 

@@ -315,9 +315,8 @@ class Layers:
             if output.ndim < 2 or output.shape[rule.dim(output)] != 1:
                 raise validate.InvalidInput(
                     f"layer {rule.name!r} was given a batch of one example without a dimension for examples: its "
-                    f"output has {output.ndim} dimension(s), in larger batches {min(usual)}. Batches of one come by "
-                    "chance: name the dimension that is meant (squeeze(1) in place of squeeze(), flatten(1) in place "
-                    "of flatten())"
+                    f"output has {output.ndim} dimension(s), in larger batches {min(usual)}. Name the dimension that "
+                    "is meant (squeeze(1) in place of squeeze(), flatten(1) in place of flatten())"
                 )
 
     def tap(self, rule: AnyRule, output: Tensor, dim: int, inputs: Sequence[Tensor], rows_of: RowsOf) -> Tensor:

@@ -911,19 +911,16 @@ class _TracedForward:
             n, cuts = self._examples(leaves)
         if n and any(cut is not None for cut in cuts):
             return self._one_by_one(leaves, spec, n, cuts)
-        return self._as_a_whole(leaves, args, kwargs)
-
-    def _as_a_whole(self, leaves: Leaves, args: Args, kwargs: Kwargs) -> Any:
-        """Given its parameters and, at the root, those that others read, as shared tensors."""
+        # as a whole: given its parameters and, at the root, those that others read, as shared tensors
         layers = self.layers
-        n = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
+        size = next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), None)
         with ExitStack() as stack, self._unchanged(leaves):
             if self.layer is layers.module and layers.known.read:
                 read = {id(parameter) for name, parameter in layers.named() if name in layers.known.read}
                 for rule in layers.sites:
-                    stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n, read)))
+                    stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, size, read)))
             for rule in self.rules:
-                stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, n)))
+                stack.enter_context(_attributes_set(rule.layer, _shared_parameters(rule, layers, size)))
             return self.plain(*args, **kwargs)
 
     def _one_by_one(self, leaves: Leaves, spec: TreeSpec, n: int, cuts: list[int | None]) -> Any:

@@ -729,9 +729,8 @@ class LoopRecorder:
             known = any(not other or f"{name}.".startswith(f"{other}.") for other in called)
             if self.layers.listens() and not known:
                 raise validate.InvalidInput(
-                    f"the part {name!r} of the module computes its gradients inside the backward pass only (activation "
-                    "checkpointing with use_reentrant=True), where it cannot be seen whether examples meet: give "
-                    "torch.utils.checkpoint use_reentrant=False"
+                    f"the part {name!r} of the module computes its gradients inside the backward pass only, where "
+                    "examples could meet unseen: give torch.utils.checkpoint use_reentrant=False"
                 )
             return args, kwargs
         leaves, spec = tree_flatten((args, kwargs))
