@@ -42,7 +42,6 @@ from isthmus.tables.schema import Schema
         ("event", b"\xff\x02\x00\x05N"),  # a number where a list is due
         ("event", b'\xff"&\xaa`'),  # noise of 1e-320
         ("secure client", b'{"kind": "secure client", "tree": {"index": 0}, "arrays": []}'),
-        ("secure plan", b"\xff\x00\x00\x00\x08"),
         ("ledger records", b"\xff\x00\x00@\xbf\xff"),  # an adjacency that there is not
         ("ledger records", b"\xff\x03oz\x85\x90\x9b\xa6\xb1\xbc\xc7"),  # a number where a table is due
         ("run folder", b"~\xff\x02kv0\x9c\xff"),

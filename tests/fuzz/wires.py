@@ -168,12 +168,6 @@ def secure_client(data: bytes) -> None:
     SecureClient.from_bytes(_plan(), made)
 
 
-def secure_plan(data: bytes) -> None:
-    """A plan as text."""
-    read = SecurePlan.from_json(text_of(data, [_plan().to_json().encode()]).decode("utf-8", "replace"))
-    check(SecurePlan.from_json(read.to_json()) == read, "a plan changes on the way through its text")
-
-
 @cache
 def _client() -> list[bytes]:
     whole = SecureClient(_plan(), 1).to_bytes()
@@ -196,12 +190,6 @@ TARGETS = [
         sealed_wire,
         lambda: [*_trees(), *(bytes([k % 3]) + script for k, script in enumerate(scripts()))],
         WORDS,
-    ),
-    Target(
-        "secure plan",
-        secure_plan,
-        lambda: [_plan().to_json().encode(), *scripts()],
-        [b'"clients"', b'"version"', b"1e308"],
     ),
     Target("secure client", secure_client, lambda: [*_client(), *scripts()], WORDS),
     Target("secure round", secagg, _secagg_seeds, errors=(BadMessage, RoundRefused), slow=16),
