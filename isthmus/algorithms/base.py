@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict
 from isthmus.base import validate
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import FirstOrderStationary, Mirror, Step, average_of
-from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, StepSize
+from isthmus.core.pipeline import Pipeline, Promise, Release, Round, Stage, StepSize, constant
 from isthmus.core.wire import State
 from isthmus.lifts import Lift, ProjectAndLift, pinv
 from isthmus.penalties import NoPenalty
@@ -85,8 +85,7 @@ def _step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     if callable(rule):
         return rule
     validate.positive(step=rule)
-    eta = float(rule)
-    return lambda t: eta
+    return constant(float(rule))
 
 
 def _unless_bought(step: StepRule | str | None) -> StepRule | None:

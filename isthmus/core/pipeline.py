@@ -67,6 +67,11 @@ if TYPE_CHECKING:
 StepSize = Callable[[int], float | Tensor]
 
 
+def constant(eta: float) -> StepSize:
+    """The same step in every round."""
+    return lambda t: eta
+
+
 Maps = dict[str, tuple[Hashable, Sketch]]
 """The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
 
@@ -914,7 +919,7 @@ def step(pipe: Pipeline, state: State, context: RunContext) -> tuple[Round, Stat
 
 def look(stage: Stage, context: RunContext, promise: Promise | None = None) -> dict[str, Tensor]:
     """One look at the data outside the loop, as one round that moves nothing: what it released, by name."""
-    pipe = Pipeline([stage], lambda t: 1.0, Delegate(lambda lifted: None), promise=promise)
+    pipe = Pipeline([stage], constant(1.0), Delegate(lambda lifted: None), promise=promise)
     round, _ = step(pipe, State(w=torch.empty(0)), context)
     return round.released[stage.name]
 
