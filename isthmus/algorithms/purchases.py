@@ -256,7 +256,7 @@ class TargetReach(SumPurchase):
         factor = 1 / self.factor if float(bought) > nearly else self.factor
         if not self.last:
             return _recentred(prepared, 0.0, factor)
-        (first, unit), reach = prepared.centre or (0.0, 1.0), 1.5 * factor
+        (first, unit), reach = prepared.centre or (0.0, 1.0), max(1.5, terms.n * terms.mu / 80) * factor
         low, high = max(-reach, (-1 - first) / unit), min(reach, (1 - first) / unit)
         return _recentred(prepared, (low + high) / 2, (high - low) / 2, low, high)
 
@@ -286,7 +286,7 @@ _HALVES, _REACHES = 6, (1.5, 0.75, 0.375, 0.1875)
 """How often a declared range is halved; by which powers of two the reach of targets then changes."""
 _NEARLY_ALL, _FEWEST = 0.95, 0.8
 """Shares of the records."""
-_PLACED, _SURE = 60.0, 0.2
+_PLACED, _SURE = 45.0, 0.2
 """b times the square root of the share that tells the place of targets: each look is then off by 5 % of them; as many
 looks are taken as are off by at most so much."""
 

@@ -68,8 +68,9 @@ class Constants:
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
     ranges_b: Range = (10.0, 100.0)
-    """Ranges of columns within declared ones are bought where b over d is between these: declared ones may be far
-    wider than what is in them."""
+    ranges_least_b: float = 115.0
+    """Ranges of columns within declared ones are bought where b over d is between these and b is at least this:
+    declared ones may be far wider than what is in them."""
     placed_b: float = 1000.0
     """Below this b targets are found in their range by counts of one number each; above it a histogram tells more."""
     # ------------------------------------------------------------ plain runs
@@ -100,7 +101,7 @@ class Constants:
     tight: float = 5.0
     """A polytope is small where radius times |x_ij| is at most this."""
     # ------------------------------------------------------------ what to expect
-    mean_b: float = 40.0
+    mean_b: float = 15.0
     """Below this b a regression is the mean of the targets, and a model of public rows stays what it is: noise would be
     larger than what private rows tell."""
     nothing_b: Range = (50.0, 100.0)

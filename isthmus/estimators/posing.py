@@ -245,7 +245,8 @@ def _first_map(
         elif unknown.any():
             return Ranges(low, high, whole=whole, **by_ranges)
         elif model._fills_itself and model.scale == "auto" and norm is None and not isinstance(model.bounds, str):
-            if CONSTANTS.ranges_b[0] * d <= _certainty(model, X.shape[0]) <= CONSTANTS.ranges_b[1] * d:
+            least, most = CONSTANTS.ranges_b
+            if max(least * d, CONSTANTS.ranges_least_b) <= _certainty(model, X.shape[0]) <= most * d:
                 return Ranges(within=(low, high), whole=whole, **by_ranges)
         limit = math.sqrt(d) if whole else None
         if norm is not None and not isinstance(norm, str):
