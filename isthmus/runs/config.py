@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus import sets
+import isthmus
 from isthmus.base import shapes, validate
 from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
 from isthmus.tables.files import Reading, has_part, is_libsvm
@@ -42,6 +42,9 @@ from isthmus.tables.schema import (
     read_toml,
 )
 
+if TYPE_CHECKING:
+    from isthmus.sets import ConvexSet
+
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
 _HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
 _EITHER = "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both"
@@ -49,16 +52,17 @@ _LESS = "give less than epsilon={:g}: the figures are bought from it, and the tr
 _PATHS = ("data", "public", "test", "budget", "schema", "out")
 
 
-_SETS: Mapping[str, tuple[Callable[..., sets.ConvexSet], int]] = {
-    "l1": (sets.L1Ball, 1),
-    "l2": (sets.L2Ball, 1),
-    "linf": (sets.LInfBall, 1),
-    "box": (sets.Box, 2),
-    "simplex": (sets.Simplex, 1),
+_SETS: Mapping[str, tuple[Callable[..., ConvexSet], int]] = {
+    "l1": (lambda radius: isthmus.L1Ball(radius), 1),
+    "l2": (lambda radius: isthmus.L2Ball(radius), 1),
+    "linf": (lambda radius: isthmus.LInfBall(radius), 1),
+    "box": (lambda low, high: isthmus.Box(low, high), 2),
+    "simplex": (lambda *total: isthmus.Simplex(*total), 1),
 }
+"""How each is made, by a name that is loaded when it is first used: a schema is begun without torch."""
 
 
-def read_constraint(text: str | None) -> sets.ConvexSet | None:
+def read_constraint(text: str | None) -> ConvexSet | None:
     """The set that a text names, or None.
 
     >>> read_constraint("l1:50"), read_constraint("linf:2")

@@ -24,8 +24,9 @@ from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.columns import as_labels, as_numbers, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
+from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.infer import check_decimal, infer
+from isthmus.tables.rows import Rows, numbers_of
 from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
 
 if TYPE_CHECKING:

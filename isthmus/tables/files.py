@@ -29,16 +29,14 @@ from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
-from isthmus.base.streamed import ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset, tables_of
+from isthmus.base.parquet import column_names, parquet_dataset, tables_of
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
 
@@ -46,14 +44,8 @@ if TYPE_CHECKING:
     from pandas import Series
     from pyarrow import Schema as ArrowSchema
 
-_LARGE = 1 << 28
-"""Parquet files of so many bytes are read in slices."""
 _BLOCK = 1 << 16
 """So many lines of text become a frame at a time: lists of words take more memory."""
-
-
-Rows: TypeAlias = np.ndarray | sp.csr_matrix | Streamed
-"""Rows as numbers."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +317,7 @@ def _read_npz(file: Path, name: str, part: str, reading: Reading) -> Table:
     return Table(name, x=x, y=y)
 
 
-def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
+def _matrix(arrays: dict[str, np.ndarray], part: str) -> np.ndarray | sp.csr_matrix | None:
     """The dense or CSR matrix of one part."""
     for key in (f"x_{part}", "x"):
         if key in arrays:
@@ -339,6 +331,8 @@ def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
 
 
 def _read_libsvm(file: Path, name: str, part: str, reading: Reading) -> Table:
+    from sklearn.datasets import load_svmlight_file
+
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
@@ -427,16 +421,6 @@ class ParquetColumns(NamedColumns):
         except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
             remedy = f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew"
             validate.unreadable(self.file, remedy)
-
-
-def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
-    """The encoded rows of a table: an array; of a folder or a large file, slices that are kept in a scratch file."""
-    if not isinstance(frame, ParquetColumns) or frame.file.is_file() and frame.file.stat().st_size < _LARGE:
-        return encode(frame, schema)
-    on_disk = kept_on_disk(frame.encoded(schema), len(schema.features))
-    if len(frame) == on_disk.shape[0]:
-        return on_disk
-    return ChosenRows(on_disk, torch.from_numpy(frame.kept))
 
 
 _FORMATS = dict.fromkeys(("csv", "tsv", "tab"), "text") | dict.fromkeys(("parquet", "pq"), "parquet") | {"npz": "npz"}

@@ -16,8 +16,9 @@ import scipy.sparse as sp
 
 from isthmus.base.streamed import opened
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.files import Reading, _types_of, columns_of, numbers_of, read, write
+from isthmus.tables.files import Reading, _types_of, columns_of, read, write
 from isthmus.tables.infer import infer
+from isthmus.tables.rows import numbers_of
 from isthmus.tables.schema import Schema
 
 
