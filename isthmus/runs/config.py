@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import isthmus
 from isthmus.base import shapes, validate
 from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
-from isthmus.tables.files import Reading, has_part, is_libsvm
+from isthmus.tables.files import Reading, has_part, is_libsvm, overlap, takes_query
 from isthmus.tables.schema import (
     RANGE,
     SIGN,
@@ -113,6 +113,7 @@ class Settings:
     budget                           a ledger shared with other runs on the same data
     title, purpose, owner            what the report says: of what, what the model is for, who answers for it
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
+    query                            the rows of a database that are meant, or the sheet of an Excel file
     """
 
     data: str = setting(kind("string", "give the file to train on", minLength=1), "")
@@ -156,6 +157,7 @@ class Settings:
     decimal: str | None = setting(one_of(".", ","), None)
     features: int | None = setting(SIZE, None)
     zero_based: bool = setting(FLAG, False)
+    query: str | None = setting(NAME, None)
 
     def __post_init__(self) -> None:
         if self.separator == "\\t":  # as one types it
@@ -187,7 +189,7 @@ class Settings:
     @property
     def reading(self) -> Reading:
         """How files are read."""
-        return Reading(self.separator, self.encoding, self.features, self.zero_based)
+        return Reading(self.separator, self.encoding, self.features, self.zero_based, self.query)
 
     @property
     def measure_epsilon(self) -> float | None:
@@ -262,6 +264,8 @@ def _check_files(settings: Settings) -> None:
     for name, value in (("features", settings.features), ("zero_based", settings.zero_based)):
         fits = not value or is_libsvm(settings.data)
         validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
+    fits = not settings.query or takes_query(settings.data)
+    validate.check(fits, "query", settings.query, "leave it out: it is for SQLite, DuckDB and Excel files")
     twice = ": this is the file to train on, whose rows are private"
     other = "give a file of other rows, which are public, or leave it out" + twice
     validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
@@ -271,5 +275,5 @@ def _check_files(settings: Settings) -> None:
 
 
 def _same(path: str | None, other: str) -> bool:
-    """Whether two paths lead to one file or folder."""
-    return path is not None and Path(path).resolve() == Path(other).resolve()
+    """Whether two paths lead to a common file or folder."""
+    return path is not None and overlap(path, other)

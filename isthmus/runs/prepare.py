@@ -39,6 +39,10 @@ _RARE_LABEL = (
     f"give --classes A,B,.. or --task regression: fewer than {FEW} rows have one of the labels, and reading it would "
     "publish it"
 )
+_ONE_ROW = (
+    "epsilon protects one row of what the query gives: it is one record where the query only chooses rows and columns, "
+    "each by itself, and not where it joins, groups, ranks or limits them"
+)
 _ONE_LABEL = "name all labels with --classes, check --target, or give --task regression: two labels are needed"
 
 
@@ -103,6 +107,8 @@ def prepare(
         known = "the names of the columns"
         schema, more, notes = _complete(settings, declared, table, public)
         leaks, notes = leaks + more, [*notes, "rows without a target are left out"]
+    if settings.query and not settings.data.lower().endswith(".xlsx"):
+        notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)
     schema, leaks = replace(schema, target=target), leaks + more
