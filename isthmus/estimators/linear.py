@@ -34,7 +34,7 @@ from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for
 from isthmus.objectives.targets import CountTargets
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, epsilon_of, event_json, noise
-from isthmus.privacy.leaks import leak
+from isthmus.privacy.leaks import PrivacyBudgetWarning, leak, warn
 from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.plan import default_delta
 from isthmus.problems.features import SmoothMap
@@ -144,6 +144,8 @@ _STARTED = "the labels of the public rows were used: the fit starts at a model o
 _ALONE = "dp_gd (plain)"
 """What takes the one step, of no length, of a fit that learns the mean of the targets alone."""
 _COEFFICIENTS = ("coef_", "intercept_")
+_WEAK = 10.0
+"""A fit warns of a larger epsilon."""
 _THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
 
@@ -267,6 +269,10 @@ class _PrivateLinear(_PrivateEstimator):
     ) -> None:
         """Plan and run the next of so many calls, which is taken of a `run` of them just before anything is spent."""
         began, past = time.perf_counter(), self._calls
+        if past == 0 and _WEAK < self.epsilon < math.inf:
+            factor = "one record may change the probability of a result by a factor of exp(epsilon)"
+            text = f"epsilon={self.epsilon:g} is above {_WEAK:g} and protects hardly anyone: {factor}; 1 is usual"
+            warn(text, PrivacyBudgetWarning)
         problem = posing._posed(self, X, y, weight)
         if state is not None:  # what rounds already made rest on, and what was read from the data for them
             assumed = dict.fromkeys((*state.parts.get("assumptions", ()), *problem.assumptions))

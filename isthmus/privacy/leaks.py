@@ -1,7 +1,8 @@
 """What a guarantee does not cover: the warnings of it, and what a statement then says.
 
 A fact that is read off private data and not paid for is a leak: the caller is warned, and the run's statement names
-it among `PrivacyStatement.leaks`.  A delta of 1/n or more would allow publishing whole records.
+it among `PrivacyStatement.leaks`.  A delta of 1/n or more would allow publishing whole records; one of .01 or more is
+the probability of anything at all.
 """
 
 from __future__ import annotations
@@ -45,14 +46,21 @@ def leak(what: str, remedy: str) -> Leak:
     return Leak(f"{what} read from the data and treated as public; {remedy}")
 
 
+_LARGE = 0.01
+
+
 def large_delta(delta: float, n: int | None) -> str:
-    """What is wrong with a delta for a public number of records; nothing is said of one below 1/n.
+    """What is wrong with a delta for a public number of records; nothing is said of one below 1/n and .01.
 
     >>> large_delta(1e-5, 1000), large_delta(0.5, 64)[:25]
     ('', 'delta=0.5 is at least 1/n')
     """
-    if n is None or not 1 / n <= delta < 1:  # what is no delta is refused elsewhere
+    if not 0 < delta < 1:  # what is no delta is refused elsewhere
         return ""
+    if n is None or delta < 1 / n:
+        return (
+            delta >= _LARGE
+        ) * f"delta={delta:g} is the probability that nothing is promised: give one far below .01"
     return (
         f"delta={delta:g} is at least 1/n, which would allow publishing one of the {n} records; give a delta far below "
         f"1/n = {1 / n:.2g}"

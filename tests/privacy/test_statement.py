@@ -20,6 +20,7 @@ from isthmus import InvalidInput, LeastSquares, PrivacyEngine, PrivateClassifier
 from isthmus.base.notebook import rounded_up
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import Adjacency, DiscreteGaussian, Exact, Gaussian, Laplace, Ledger, PrivacyStatement, joint
+from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.statement import SEEDED, Account, Released
 
 POISSON = E.SelfComposedDpEvent(E.PoissonSampledDpEvent(0.025, E.GaussianDpEvent(4.0)), 1200)
@@ -313,6 +314,19 @@ def test_a_large_delta_is_warned_of_once_wherever_it_is_given(door: str) -> None
     with pytest.warns(isthmus.PrivacyBudgetWarning, match=told) as caught:
         DOORS[door](Ledger(budget=(9.0, 0.1)))
     assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_large_epsilon_is_warned_of_once() -> None:
+    with pytest.warns(
+        isthmus.PrivacyBudgetWarning, match="epsilon=50 is above 10 and protects hardly anyone"
+    ) as caught:
+        PrivateClassifier(**FIT, epsilon=50.0, classes=[0, 1]).fit(X, Y)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_delta_of_one_percent_is_large_for_few_records_too() -> None:
+    assert large_delta(0.011, 50).startswith("delta=0.011 is the probability that nothing is promised")
+    assert large_delta(0.009, 50) == "" != large_delta(0.02, None)
 
 
 def test_two_releases_of_all_records_are_not_called_a_sample():
