@@ -469,3 +469,15 @@ def test_a_start_is_refused_before_anything_is_bought() -> None:
         recipe = algorithms.dp_gd(**COMMON, step="auto")
         minimize(LeastSquares(X, y), recipe, steps=5, x0=np.zeros(6), ledger=ledger)
     assert ledger.rounds() == {}
+
+
+def test_steps_are_shorter_along_columns_that_may_be_noise_alone() -> None:
+    rare = RowMap(None, None, torch.zeros(4), torch.tensor([1.0, 9.0, 9.0, 1.0]), 2.0, 1.0)
+    X = torch.eye(4).double() / 2
+    problem = Purchased(LeastSquares(X, torch.ones(4).double()).with_inputs(rare(X)), transform=RowMaps((rare,)))
+    bought = torch.cat([torch.eye(5).double().mul(torch.tensor([1, 0, 40, 1, 40])).flatten(), torch.ones(5).double()])
+    assert purchases._unseen(problem, torch.tensor([1.0, 0.0, 40.0, 1.0, 40.0]), 1.0).tolist() == [0, 1, 0, 0, 0]
+    assert not purchases._unseen(Purchased(problem.objective), torch.zeros(5), 1.0).any()
+    start = Statistics().apply(problem, bought, 1.0, purchases.Terms(100, 10, 1.0, 1.0)).start
+    assert start is not None and float(start[1]) == pytest.approx(0.5 / math.sqrt(5))
+    assert float(start[0]) == pytest.approx(1 / (1 + math.sqrt(5)))
