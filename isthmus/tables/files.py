@@ -68,6 +68,8 @@ class Table:
     """What the reading had to take from the values, in words: each is a privacy leak unless the file is public."""
     separator: str | None = None
     """Of the columns of a text file, by which the signs in its numbers are judged."""
+    nameless: int = 0
+    """How many columns at the end of a text file have no name, and are left out."""
 
     @property
     def n(self) -> int:
@@ -242,8 +244,11 @@ def _unpacked(file: Path) -> Iterator[None]:
         validate.unreadable(file, f"it was cut or altered, or its name ends wrongly ({error})")
 
 
-def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
-    """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
+def _header(file: Path, reading: Reading) -> tuple[list[str], str, int]:
+    """The names in the first line, each of them once, and the separator between them; no other line is looked at.
+
+    Separators at its end, which spreadsheets leave there, name no columns.
+    """
     try:
         with _unpacked(file), _open(file) as stream:  # not a byte of the rows after it is looked at
             letters = codecs.iterdecode(iter(partial(stream.read, 1), b""), _codec(reading))
@@ -254,7 +259,8 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     names = next(_rows([line], file, separator), None)
     if names is None:
         validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
-    return _stripped_names(names, file), separator
+    last = max(place for place, name in enumerate(names) if (name or "").strip())
+    return _stripped_names(names[: last + 1], file), separator, len(names) - last - 1
 
 
 def _codec(reading: Reading) -> str:
@@ -270,7 +276,7 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
 
 def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
-    names, separator = _header(file, reading)
+    names, separator, nameless = _header(file, reading)
     blocks = [np.empty((0, len(names)), dtype=object)]
     try:
         with _unpacked(file), _open(file) as stream:
@@ -283,18 +289,22 @@ def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
         _bad_encoding(file, reading)
     entries = np.concatenate(blocks)
     frame = NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
-    return Table(name, frame, separator=separator)
+    return Table(name, frame, separator=separator, nameless=nameless)
 
 
 def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
-    """The lines that hold something; one that is too long, or has a quote that does not close, would move others."""
+    """The lines that hold something; one that is too long, or has a quote that does not close, would move others.
+
+    A line of separators alone, as spreadsheets write below a table, is no record; nor do separators at a line's end
+    make it too long.
+    """
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
         for row in reader:
-            if len(row) > width:
+            if any(entry.strip() for entry in row[width:]):
                 _bad_line(file, f"Expected {width} fields in line {reader.line_num}, saw {len(row)}")
-            if row not in ([], [""]):
-                yield [entry or None for entry in row]
+            if any(entry.strip() for entry in row):
+                yield [entry or None for entry in row[:width]]
     except csv.Error as error:
         _bad_line(file, f"{error} in line {reader.line_num}")
 
