@@ -207,15 +207,15 @@ def readable(values: Series, column: Column) -> np.ndarray:
     absent = np.isnan(numbers)
     if values.dtype.kind in kind.typed:
         return numbers
+    units = _UNIT.search(" ".join(entry for entry in values.tolist() if isinstance(entry, str)))
+    if units is None and not absent.any():
+        return numbers
     entries, codes = _entries(values)
     words, where = [_word(entry) for entry in entries], f"columns.{column.name}"
-    read = np.zeros(len(words), dtype=bool)
-    read[codes[~absent & (numbers != 0)]] = True
-    units = {_unit(word) for word, number in zip(words, read, strict=True) if number}
-    one = units <= {"%"} or "%" not in units and len(units - {""}) <= 1
-    validate.check(one, where, column.type, _UNITS)
-    if not absent.any():
-        return numbers
+    if units is not None:
+        units_there = {_unit(words[code]) for code in np.unique(codes[~absent & (numbers != 0)])}
+        one = units_there <= {"%"} or "%" not in units_there and len(units_there - {""}) <= 1
+        validate.check(one, where, column.type, _UNITS)
     there = np.array([not _is_absent(word, column.absent) for word in words])
     text = np.array([not isinstance(entry, kind.own) for entry in entries])
     digits = np.array([any(sign.isdigit() for sign in word) for word in words])
@@ -231,7 +231,7 @@ def readable(values: Series, column: Column) -> np.ndarray:
 def _is_absent(word: str, absent: Collection[str]) -> bool:
     if word.lower() in ABSENT or _whole(word) in absent:
         return True
-    return bool(absent) and number(word, thousands="") in map(number, absent)  # -999.00 where -999 was declared
+    return any(number(word, thousands="") == number(entry) for entry in absent)  # -999.00 where -999 was declared
 
 
 def _whole(word: str) -> str:

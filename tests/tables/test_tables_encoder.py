@@ -143,6 +143,8 @@ def test_types_tell_numbers_and_truth_values_and_nothing_else() -> None:
 
 def test_missing_entries_of_all_columns_are_declared_once() -> None:
     frame = pandas.DataFrame({"x": [1.0, -999.0], "city": ["Rome", "unknown"], "n": ["7", "-999.00"]})
+    other = TableEncoder({"city": ["Rome"]}, missing=["unknown"]).fit_transform({"city": ["Oslo", "unknown"]})
+    assert other.tolist() == [[0, 1, 0], [0, 0, 1]]
     columns = {"x": (0, 4), "city": ["Rome"], "n": {"bounds": (0, 8), "missing": "indicator"}}
     encoder = TableEncoder(columns, missing=[-999, "unknown"])
     assert encoder.fit_transform(frame).tolist() == [[1, 1, 0, 0, 7, 0], [2, 0, 0, 1, 4, 1]]
