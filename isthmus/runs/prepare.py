@@ -24,8 +24,9 @@ from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.columns import as_labels, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
+from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.infer import guess_task, infer, target_numbers
+from isthmus.tables.rows import Rows, numbers_of
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
 _MOST_CLASSES = 100
@@ -34,6 +35,10 @@ FEW = 10
 _RARE_LABEL = (
     f"give --classes A,B,.. or --task regression: fewer than {FEW} rows have one of the labels, and reading it would "
     "publish it"
+)
+_ONE_ROW = (
+    "epsilon protects one row of what the query gives: it is one record where the query only chooses rows and columns, "
+    "each by itself, and not where it joins, groups, ranks or limits them"
 )
 _ONE_LABEL = "name all labels with --classes, check --target, or give --task regression: two labels are needed"
 
@@ -103,6 +108,8 @@ def prepare(
         notes.append(f"the columns at the end without a name ({table.nameless}) are empty and left out")
     remedy = "leave it out: it is for tables with named columns"
     validate.check(table.frame is not None or not settings.missing, "missing", settings.missing, remedy)
+    if settings.query and not settings.data.lower().endswith(".xlsx"):
+        notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)
     schema, leaks = replace(schema, target=target, missing=settings.missing), leaks + more
