@@ -406,6 +406,8 @@ OTHER = {".": ",", ",": "."}
 _SPACES = "'\u2019 \u00a0\u202f"
 """Signs between thousands that can be nothing else."""
 
+MAX_NUMBER = 40
+"""Longer words are no numbers with marks; on long ones the patterns would take their time."""
 _MONEY = "$€£¥%"
 _CODES = "USD EUR GBP JPY CNY CHF INR AUD CAD NZD SEK NOK DKK PLN CZK HUF RON BRL MXN ZAR SGD HKD KRW TRY ILS".split()
 _CODE = re.compile(rf"^(?:{'|'.join(_CODES)})(?=[\s(\d.-])\s*|(?<=[\s)\dkM.-])\s*(?:{'|'.join(_CODES)})$")
@@ -430,7 +432,7 @@ def _without_marks(word: str) -> str:
     >>> [_without_marks(word) for word in ("(817)", "729.5-", "44.4k", "12 USD", "(EUR 1.5M)", "2-", "12 kg")]
     ['-817', '-729.5', '44.4e3', '12', '-1.5e6', '2-', '12 kg']
     """
-    if word[-1:].isdigit() and not word[:1].isalpha():
+    if len(word) > MAX_NUMBER or word[-1:].isdigit() and not word[:1].isalpha():
         return word
     bare, sign = _CODE.sub("", word).strip("$€£¥ "), ""
     if bare[:1] == "(" and bare[-1:] == ")":

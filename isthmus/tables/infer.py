@@ -31,6 +31,7 @@ from isthmus.tables.columns import (
     _BOOLEANS,
     FORMATS,
     LOOKS,
+    MAX_NUMBER,
     _as_days,
     _entries,
     _word,
@@ -162,7 +163,7 @@ def _kind(name: str, values: Series, words: list[str], decimal: str | None, sepa
             signs = "its numbers have signs between thousands, of currency, k for thousands or the like"
             plain = set("".join(words)) <= set("+-0123456789eE" + column.decimal)
             return _Guess(Column(name, "number").read_by(None, decimal), signs * (not plain))
-        if _share(words, _MEASURED.fullmatch) >= 0.5:
+        if _share([word[:MAX_NUMBER] for word in words], _MEASURED.fullmatch) >= 0.5:
             why = "many of its entries are numbers, with marks, units or words among them that are not read; write "
             why += "plain numbers to learn from them as such"
     different = len(set(words)) / len(words)
