@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
+from isthmus import CountSketch, L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
 from isthmus.parts import FrankWolfe
-from isthmus.sketches import CountSketch
 from lab import theory as theorems
 
 

@@ -11,11 +11,10 @@ import torch
 from private_cases import COMMON, RECIPES, build, one_release, problem
 
 import isthmus
-from isthmus import L1Ball, L2Ball, LeastSquares, Logistic, algorithms, minimize
+from isthmus import SRHT, GaussianSketch, Identity, L1Ball, L2Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.gradients import Dense
 from isthmus.privacy import Ledger, SeededSource
 from isthmus.privacy.clips import _WIDTH, _CountMap
-from isthmus.sketches import SRHT, GaussianSketch, Identity
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -12,7 +12,7 @@ import torch
 from private_cases import COMMON, build, one_release, problem
 
 import isthmus
-from isthmus import L2Ball, algorithms, minimize
+from isthmus import L2Ball, PublicSubspace, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
@@ -22,7 +22,6 @@ from isthmus.penalties import NoPenalty
 from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
 from isthmus.privacy.accounting import Adjacency
 from isthmus.privacy.mechanisms import Exact
-from isthmus.sketches import PublicSubspace
 from isthmus.sketches.public import SubspaceMap, _map_of, learned
 
 

@@ -14,7 +14,7 @@ from grids import pairs
 from torch import Tensor
 
 import isthmus
-from isthmus import LeastSquares, Logistic, minimize
+from isthmus import Coordinates, CountSketch, GaussianSketch, Identity, LeastSquares, Logistic, Sketch, minimize
 from isthmus.base.space import Space
 from isthmus.core import pipeline as pipeline_file
 from isthmus.core.pipeline import Pipeline, Release, Stage, contribute, measure
@@ -25,7 +25,6 @@ from isthmus.lifts import adjoint, discard
 from isthmus.parts import AgainstAnchor, Client, Clients, Full, Restart, Shuffle, Step, Uniform
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, Mechanism, SeededSource
 from isthmus.privacy.clips import ClippedSum
-from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import OfTheSum
 

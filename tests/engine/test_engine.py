@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from engine_cases import BATCH, MODELS, Indexed, N, Z, assert_same, cnn, data, loader, mlp, private, step, train
 from torch import nn
 
-from isthmus import InvalidInput, Kronecker, PrivacyEngine
-from isthmus.engine import GradientEmbedding
+from isthmus import GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.privacy import Ledger
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.sketches import PublicSubspace
 
 DELTA = 1e-5
 

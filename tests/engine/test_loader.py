@@ -17,8 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from isthmus import InvalidInput, Kronecker
-from isthmus.engine import BatchMemoryManager
+from isthmus import BatchMemoryManager, InvalidInput, Kronecker
 
 
 @pytest.mark.parametrize("physical", [None, 4])

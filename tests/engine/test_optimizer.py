@@ -22,8 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from isthmus import InvalidInput, Kronecker
-from isthmus.engine import BatchMemoryManager
+from isthmus import BatchMemoryManager, InvalidInput, Kronecker
 
 
 def groups(parameters: list[nn.Parameter]) -> SGD:

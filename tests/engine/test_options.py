@@ -16,8 +16,7 @@ from torch.utils import data as datasets
 from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
-from isthmus import GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
-from isthmus.engine import BatchMemoryManager
+from isthmus import BatchMemoryManager, GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.gradients.rounding import KAPPA
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, "1", None]

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isthmus
-from isthmus import GradientEmbedding, Kronecker, PublicSubspace
+from isthmus import GradientEmbedding, InvalidInput, Kronecker, PublicSubspace
 from isthmus.base.space import Space
-from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import Ticket, _BackwardAccumulator
 from isthmus.core.pipeline import Release, measure
 from isthmus.gradients import Computed, Dense, Stack

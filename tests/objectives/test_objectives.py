@@ -14,9 +14,8 @@ from scipy.stats import poisson
 from sklearn.metrics import accuracy_score, hinge_loss, log_loss, r2_score
 from torch.func import grad, vmap
 
-from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax, TorchObjective
+from isthmus import Hinge, Huber, InvalidInput, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax, TorchObjective
 from isthmus.base.space import Space
-from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Lazy, Outer
 from isthmus.objectives import Objective
 from isthmus.penalties import ElasticNet, L1Penalty, NoPenalty

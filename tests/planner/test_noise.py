@@ -10,11 +10,9 @@ import pytest
 import torch
 from cells import PRIVATE, objective, rows, targets
 
-from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
+from isthmus import ConvexHull, L1Ball, LeastSquares, Whole, minimize, plan
 from isthmus.core.minimize import Binding
 from isthmus.penalties import NoPenalty
-from isthmus.planner import plan
-from isthmus.sets import Whole
 
 N, D = 600, 12
 X = rows(N, D)

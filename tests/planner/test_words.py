@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from cells import rows, targets
 
-from isthmus import L1Ball
-from isthmus.planner import plan
+from isthmus import L1Ball, plan
 
 
 @pytest.mark.parametrize(

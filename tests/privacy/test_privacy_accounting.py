@@ -11,8 +11,7 @@ import dp_accounting as dpa
 import pytest
 from scipy import integrate, stats
 
-from isthmus import privacy
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, privacy
 from isthmus.privacy import Gaussian, accounting, compose, delta_of, epsilon, epsilon_of, joint, noise_multiplier
 from isthmus.privacy.accounting import _NO_NOISE, _convert, _cost, _key, _route_of, leaves_of, noiseless, solve
 from isthmus.privacy.event_json import SkellamDpEvent

@@ -11,8 +11,7 @@ import dp_accounting as dpa
 import pytest
 import torch
 
-from isthmus import LeastSquares, minimize, privacy
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, LeastSquares, minimize, privacy
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import Charge, Gaussian, Mechanism, NoisyMax, Poisson, PrivacyPlan, TopK, epsilon_of
 from isthmus.privacy.clips import ClippedSum

@@ -12,16 +12,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import LeastSquares, algorithms, minimize
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, L2Ball, LeastSquares, PrivacyEngine, PrivateClassifier, algorithms, minimize
 from isthmus.core.minimize import unspent
 from isthmus.core.parts import FirstOrderStationary
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.engine import PrivacyEngine
-from isthmus.estimators import PrivateClassifier
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of
 from isthmus.privacy.event_json import dpa
-from isthmus.sets import L2Ball
 
 DELTA = 1e-3
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from command_line import QUICK, invoke
 from command_line import prepared as rows_of
 
-from isthmus import estimators
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, estimators
 from isthmus.cli import main
 from isthmus.report import Record, render
 from isthmus.runs.prepare import FEW, PreparedRows, _as_option

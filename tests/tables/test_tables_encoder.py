@@ -15,8 +15,7 @@ from sklearn.compose import make_column_transformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from isthmus import PrivateClassifier, PrivateRegressor, TableEncoder
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor, TableEncoder
 from isthmus.cli import main
 from isthmus.estimators.stateless_steps import _learners
 from isthmus.tables.encode import encode
