@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from gradients.layers.layer_reference import Built
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -191,15 +192,8 @@ def test_what_a_torch_loop_cannot_hold_is_refused() -> None:
 
 
 def test_a_layer_without_a_part_in_the_loss_has_rows_of_zeros() -> None:
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.idle = mlp(), nn.Linear(7, 2).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    module, (x, y) = Idle(), data(5, 1)
+    module = Built(lambda m, x: m.net(x), net=mlp(), idle=nn.Linear(7, 2).double())
+    x, y = data(5, 1)
     objective = ModuleObjective(module, nn.functional.cross_entropy, (x, y))
     plain = ModuleObjective(mlp(), nn.functional.cross_entropy, (x, y))
     with pytest.warns(UserWarning, match=r"\['idle'\] took no part"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradients.layers.layer_reference import Built
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -188,15 +189,9 @@ def test_a_state_of_the_earlier_form_goes_on_and_one_of_other_terms_does_not() -
 SIZE, CLASSES = 64, 30
 
 
-class Positions(nn.Module):
+def positions() -> nn.Module:
     """A linear layer at two positions, whose outputs are added: terms of one record's gradient may cancel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIZE, CLASSES, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).sum(1)
+    return Built(lambda m, x: m.inner(x).sum(1), inner=nn.Linear(SIZE, CLASSES, bias=False))
 
 
 def data(cancels: bool, n: int = 50) -> tuple[Tensor, Tensor]:
@@ -211,7 +206,7 @@ def data(cancels: bool, n: int = 50) -> tuple[Tensor, Tensor]:
 
 
 def sent(cancels: bool, **options: Any) -> list[tuple[int, int]]:
-    objective = ModuleObjective(Positions(), cross_entropy, data(cancels))
+    objective = ModuleObjective(positions(), cross_entropy, data(cancels))
     recipe = algorithms.dp_sgd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, batch_size=40, n=51)
     result = minimize(objective, recipe, steps=4, record=1, **options)
     return [(record["dims"], record["bytes"]) for record in result.history]
@@ -229,7 +224,7 @@ def test_the_number_of_physical_batches_does_not_show_in_what_was_sent() -> None
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"max_grad_norm": 1e-10}])
 def test_a_batch_of_the_engine_does_not_show_in_what_is_stored(options: dict[str, Any]) -> None:
     """Stand-ins for no record, one physical batch and several, and a record whose terms cancel: all count the same."""
-    module, engine = nn.Sequential(Positions(), nn.Linear(CLASSES, CLASSES)), PrivacyEngine()
+    module, engine = nn.Sequential(positions(), nn.Linear(CLASSES, CLASSES)), PrivacyEngine()
     given: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, **options}
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(*data(True)), batch_size=2)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import BATCH, C, Reference, Trained, Z, assert_same, clipped, data, first, mlp, private, step, train
+from gradients.layers.layer_reference import Built
 from grids import pairs
 from test_sketches import plain_direction
 from torch import Tensor, nn
@@ -212,15 +213,7 @@ def test_only_batches_of_the_private_loader_go_through_the_module() -> None:
 
 
 def test_a_mask_beside_the_examples_is_not_counted() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3).double()
-
-        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
-            return self.layer(x * mask[0])
-
-    run = private(Masked(), data())
+    run = private(Built(lambda m, mask, x: m.layer(x * mask[0]), layer=nn.Linear(6, 3).double()), data())
     for _, x, y in run.loader:
         F.cross_entropy(run.module(torch.ones(2, 6, dtype=torch.float64), x), y).backward()
         run.optimizer.step()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gloo import once, together
+from gloo import caught, once, together
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 
@@ -46,14 +46,6 @@ def mine(rank: int, cut: str = "half") -> Any:
     """Which rows a rank has: every second one, a few and all others, or all and none."""
     border = {"few": 7, "none": N}.get(cut, 0)
     return slice(rank, None, SIZE) if cut == "half" else (slice(border), slice(border, None))[rank]
-
-
-def caught(make: Any) -> tuple[str, str]:
-    try:
-        make()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", ""
 
 
 def fresh(model: Any, **more: Any) -> Any:

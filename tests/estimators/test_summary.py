@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from estimator_tables import Seen
 
 from isthmus import InvalidInput, private_summary
-from isthmus.cli import main
 from isthmus.core.pipeline import Promise
 from isthmus.estimators import summary
 from isthmus.privacy import Ledger, noise_multiplier
@@ -144,11 +143,6 @@ def test_describe_charges_the_shared_budget(tmp_path: Path, monkeypatch: pytest.
     table = people(2000)
     rows = zip(table["age"], table["sex"], table["note"], strict=True)
     Path("p.csv").write_text("age,sex,note\n" + "\n".join(f"{a},{s},{n}" for a, s, n in rows))
-
-    def invoke(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(main, list(arguments))
-        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-        return result
 
     invoke("budget", "b", "--epsilon", "1", "--delta", "1e-6", "--adjacency", "replace-one")
     common = ["describe", "p.csv", "--bounds", "age=0,100", "--categories", "sex=f,m", "--budget", "b"]

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from gradients.layers.layer_reference import agree, capture, squares, truth
+from gradients.layers.layer_reference import Built, agree, capture, squares, truth
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
@@ -156,18 +156,11 @@ def test_steps_first_inside_a_module_with_examples_first_and_the_reverse(bias):
     torch.manual_seed(3)
     module = Reads("gru", False, bias=bias).double()
 
-    class Swapped(nn.Module):
-        def __init__(self, body):
-            super().__init__()
-            self.body = body
-
-        def forward(self, x):
-            return self.body(x.transpose(0, 1))
-
+    swapped = Built(lambda m, x: m.body(x.transpose(0, 1)), body=module)
     x, y = torch.randn(4, 4, 3).double(), torch.randn(4, 2).double()  # as many steps as examples
-    agree(Swapped(module), x, y)
+    agree(swapped, x, y)
     layers, rows = capture(module, squares, x.transpose(0, 1), y, batch_dim=1)
-    torch.testing.assert_close(rows.dense(), truth(Swapped(module), squares, x, y), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(rows.dense(), truth(swapped, squares, x, y), rtol=1e-10, atol=1e-10)
 
 
 def test_a_frozen_half_and_an_empty_batch():
