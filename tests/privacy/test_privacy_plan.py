@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import dp_accounting as dpa
 import pytest
 import torch
+from refusals import refuses
 
 from isthmus import InvalidInput, LeastSquares, minimize, privacy
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
@@ -89,25 +90,20 @@ def test_a_text_that_under_reports_is_refused(plans: dict[str, PrivacyPlan]) -> 
         PrivacyPlan.from_json(json.dumps({**record, "epsilon": 0.5}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon"),
-        ({"delta": 0.0}, "delta"),
-        ({"adjacency": "replace"}, "adjacency"),
-        ({"items": []}, "items"),
-        ({"items": [Charge("g", share=0.4)]}, "share"),
-        ({"items": [Charge("g", share=0.5), Charge("g", share=0.5)]}, "items"),
-        ({"items": [Charge("a", share=0.5, stage="s"), Charge("b", share=0.5, stage="s", rounds=2)]}, "stage"),
-        ({"numbers": {"other": 1.0}}, "numbers"),
-        ({"numbers": {"g": -1.0}}, "numbers"),
-        ({"numbers": {"g": 0.1}}, "epsilon"),
-    ],
+test_bad_plans_are_refused = refuses(
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"epsilon": math.inf}, "epsilon"),
+    ({"delta": 0.0}, "delta"),
+    ({"adjacency": "replace"}, "adjacency"),
+    ({"items": []}, "items"),
+    ({"items": [Charge("g", share=0.4)]}, "share"),
+    ({"items": [Charge("g", share=0.5), Charge("g", share=0.5)]}, "items"),
+    ({"items": [Charge("a", share=0.5, stage="s"), Charge("b", share=0.5, stage="s", rounds=2)]}, "stage"),
+    ({"numbers": {"other": 1.0}}, "numbers"),
+    ({"numbers": {"g": -1.0}}, "numbers"),
+    ({"numbers": {"g": 0.1}}, "epsilon"),
+    by=lambda fields: PrivacyPlan(**{"epsilon": 1.0, "delta": 1e-5, "items": [Charge("g")], **fields}),
 )
-def test_bad_plans_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        PrivacyPlan(**{"epsilon": 1.0, "delta": 1e-5, "items": [Charge("g")], **fields})
 
 
 def test_bad_charges_are_refused() -> None:
