@@ -227,8 +227,9 @@ def test_a_detached_module_can_be_made_private_again() -> None:
         private(
             run.module, data(), engine=run.engine, optimizer=lambda p: torch.optim.SGD(run.module.parameters(), lr=0.1)
         )
-    with pytest.raises(InvalidInput, match="private already"):
-        private(mlp(), data(), optimizer=lambda p: run.optimizer)
+    for again in ({"optimizer": lambda p: run.optimizer}, {"data_loader": run.loader}):
+        with pytest.raises(InvalidInput, match="private already"):
+            private(mlp(), data(), **again)
     run.engine.detach()
     again = train(private(run.module, data(), engine=run.engine), 1)
     assert run.engine.ledger.rounds() == {"main": 8}

@@ -57,7 +57,7 @@ def test_membership_is_poisson() -> None:
 
 def test_fixed_batches_are_subsets_of_one_size() -> None:
     run = private(mlp(), data(), batch=12, poisson_sampling=False, noise_generator=None)
-    assert len(run.loader) == 4
+    assert len(run.loader) == 4 and run.engine.ledger.adjacency.value == "replace-one"
     for index in run.loader._draws:
         assert len(set(index)) == len(index) == 12
 
@@ -290,12 +290,6 @@ def test_a_mean_in_reduced_precision_is_refused_where_it_cannot_be_undone() -> N
         loss = F.cross_entropy(run.module(x).value, y)
     with pytest.raises(InvalidInput, match="loss_reduction='sum'"):
         loss.backward()
-
-
-def test_the_private_loader_is_not_made_private_again() -> None:
-    run = private(mlp(), data())
-    with pytest.raises(InvalidInput, match="private already"):
-        private(mlp(), data(), data_loader=run.loader)
 
 
 class Augmented(Dataset):

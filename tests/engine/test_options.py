@@ -119,12 +119,6 @@ def test_supported_options(wrap: bool) -> None:
     assert not hasattr(run.module, "_module")
 
 
-def test_fixed_batches_are_accounted_for_replacing_a_record() -> None:
-    run = train(private(mlp(), data(), poisson_sampling=False), 1)
-    assert {len(batch) for batch in run.batches} == {BATCH}
-    assert run.engine.ledger.adjacency.value == "replace-one"
-
-
 ENGINES = [{"accountant": "nonsense"}, {"accountant": 3}, {"seed": -1}, {"adjacency": "neighbours"}, {"seed": 1.5}]
 
 
