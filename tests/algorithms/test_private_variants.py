@@ -206,12 +206,8 @@ OTHERWISE = ("dp_fw-l1", "dp_fw-simplex", "dp_fw-hull", "compressive-selection",
 ADDITIVE = [name for name in VARIANTS if name not in OTHERWISE]
 
 
-def p_values(noise: np.ndarray, law: str) -> dict[float, float]:
-    return {factor: stats.kstest(noise / factor, law).pvalue for factor in (2 / 3, 1.0, 1.5)}
-
-
 def assert_scale(noise: np.ndarray, law: str = "norm") -> None:
-    p = p_values(noise, law)
+    p = {factor: stats.kstest(noise / factor, law).pvalue for factor in (2 / 3, 1.0, 1.5)}
     assert p[1.0] > 1e-3 and p[2 / 3] < 1e-6 and p[1.5] < 1e-6
 
 
