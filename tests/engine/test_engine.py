@@ -32,16 +32,16 @@ def assert_unchanged(run: Any, before: Any) -> None:
     assert str(now[1]) == str(before[1])
 
 
-@pytest.mark.parametrize(
-    "epsilon, epochs, poisson, accountant",
-    [
-        (0.5, 2, True, "pld"),
-        (8.0, 1.5, True, "prv"),
-        (2.0, 1, True, "rdp"),
-        (0.5, 1, False, "pld"),
-        (4.0, 1.5, False, "rdp"),
-    ],
-)
+TARGETS = [
+    (0.5, 2, True, "pld"),
+    (8.0, 1.5, True, "prv"),
+    (2.0, 1, True, "rdp"),
+    (0.5, 1, False, "pld"),
+    (4.0, 1.5, False, "rdp"),
+]
+
+
+@pytest.mark.parametrize("epsilon, epochs, poisson, accountant", TARGETS)
 def test_a_target_is_met_from_below_and_then_enforced(
     epsilon: float, epochs: float, poisson: bool, accountant: str
 ) -> None:

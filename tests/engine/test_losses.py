@@ -157,8 +157,7 @@ def test_losses_that_are_not_what_they_are_called_are_refused(kind: str, name: s
     refused(words, losses[name], reduction)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_outputs_in_dicts_and_dimensions_of_the_modules_own_are_seen(dim: int) -> None:
+def test_outputs_in_dicts_are_seen() -> None:
     wrapped = Built(lambda m, x: {"more": [m.layers(x)]}, layers=mlp())
     run = private(wrapped, data(), criterion=None, poisson_sampling=False)
     _, x, y = next(iter(run.loader))

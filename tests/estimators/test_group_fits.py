@@ -154,20 +154,20 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
     np.testing.assert_allclose(first[0], whole.coef_, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "told"),
-    [
-        ("label", "InvalidInput", "a label that is not among"),
-        ("columns", "InvalidInput", "give all ranks rows with the same columns"),
-        ("kind", "InvalidInput", "give all ranks rows with the same columns"),
-        ("epsilon", "InvalidInput", "give all ranks the same budget"),
-        ("clip", "InvalidInput", "the ranks differ"),
-        ("rounds", "InvalidInput", "give all ranks the same budget"),
-        ("budget", "BudgetExceeded", "in total"),
-        ("empty", "InvalidInput", "give at least one rank some rows"),
-        ("step", "InvalidInput", "steps that learn nothing"),
-    ],
-)
+WRONG = [
+    ("label", "InvalidInput", "a label that is not among"),
+    ("columns", "InvalidInput", "give all ranks rows with the same columns"),
+    ("kind", "InvalidInput", "give all ranks rows with the same columns"),
+    ("epsilon", "InvalidInput", "give all ranks the same budget"),
+    ("clip", "InvalidInput", "the ranks differ"),
+    ("rounds", "InvalidInput", "give all ranks the same budget"),
+    ("budget", "BudgetExceeded", "in total"),
+    ("empty", "InvalidInput", "give at least one rank some rows"),
+    ("step", "InvalidInput", "steps that learn nothing"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "told"), WRONG)
 def test_what_is_wrong_on_one_rank_is_refused_on_all(
     ranks: list[dict[str, Any]], name: str, kind: str, told: str
 ) -> None:

@@ -118,18 +118,18 @@ def test_few_rows_have_no_mean() -> None:
     assert found["age"].mean is None and found["age"].quantiles == {} and "too few rows" in found.table()
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"schema": {}}, "declare at least one column"),
-        ({"schema": {"agee": [0, 1]}}, r"schema=\['agee'\] is not allowed: name columns of the table, which has"),
-        ({"schema": 3}, "give a Schema, its file, or columns"),
-        ({"epsilon": math.inf}, "epsilon=inf is not allowed"),
-        ({"bins": 0}, "bins=0 is not allowed"),
-        ({"delta": 0.0}, "delta=0.0 is not allowed"),
-        ({"table": [1]}, "give a pandas or polars DataFrame"),
-    ],
-)
+WRONG = [
+    ({"schema": {}}, "declare at least one column"),
+    ({"schema": {"agee": [0, 1]}}, r"schema=\['agee'\] is not allowed: name columns of the table, which has"),
+    ({"schema": 3}, "give a Schema, its file, or columns"),
+    ({"epsilon": math.inf}, "epsilon=inf is not allowed"),
+    ({"bins": 0}, "bins=0 is not allowed"),
+    ({"delta": 0.0}, "delta=0.0 is not allowed"),
+    ({"table": [1]}, "give a pandas or polars DataFrame"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
 def test_what_is_wrong_is_refused_before_anything_is_spent(given: dict[str, Any], words: str) -> None:
     ledger = Ledger()
     call = {"table": people(100), "schema": SCHEMA, "epsilon": 1.0, "ledger": ledger} | given

@@ -180,18 +180,18 @@ def test_data_is_neither_copied_nor_densified(monkeypatch):
         f.loss(w), f.gradient(w), f.rows(w, [1, 2]).norms(), f.predict(w), f.score(w), f.smoothness()
 
 
-@pytest.mark.parametrize(
-    ("y", "classes"),
-    [
-        ([-1, 1, 1], None),
-        ([0, 1, 1], None),
-        ([0.0, 1.0, 1.0], None),
-        ([False, True, True], None),
-        (["no", "yes", "yes"], ("no", "yes")),
-        ([7, 3, 3], (7, 3)),
-        (torch.tensor([0, 1, 1]), None),
-    ],
-)
+LABELS = [
+    ([-1, 1, 1], None),
+    ([0, 1, 1], None),
+    ([0.0, 1.0, 1.0], None),
+    ([False, True, True], None),
+    (["no", "yes", "yes"], ("no", "yes")),
+    ([7, 3, 3], (7, 3)),
+    (torch.tensor([0, 1, 1]), None),
+]
+
+
+@pytest.mark.parametrize(("y", "classes"), LABELS)
 def test_two_labels_in_many_forms(y, classes):
     f = Logistic(np.eye(3), y, classes=classes)
     assert f.y.tolist() == [-1, 1, 1]

@@ -311,18 +311,18 @@ def test_a_text_imports_nothing() -> None:
         PrivacyPlan.from_json(json.dumps(record))
 
 
-@pytest.mark.parametrize(
-    ("named", "options", "mechanism"),
-    [
-        ("gaussian", {}, Gaussian(1.0)),
-        ("laplace", {}, privacy.Laplace(1.0)),
-        ("noisy-max", {}, NoisyMax(1.0)),
-        ("top-k", {"k": 3}, TopK(3, 1.0)),
-        ("discrete-gaussian", {"grid": 1e-6}, privacy.DiscreteGaussian(1.0, 1e-6)),
-        ("skellam", {"grid": 1e-6}, privacy.Skellam(1.0, 1e-6)),
-        ({"class": f"{__name__}:Twice"}, {}, Twice(1.0)),
-    ],
-)
+NAMED = [
+    ("gaussian", {}, Gaussian(1.0)),
+    ("laplace", {}, privacy.Laplace(1.0)),
+    ("noisy-max", {}, NoisyMax(1.0)),
+    ("top-k", {"k": 3}, TopK(3, 1.0)),
+    ("discrete-gaussian", {"grid": 1e-6}, privacy.DiscreteGaussian(1.0, 1e-6)),
+    ("skellam", {"grid": 1e-6}, privacy.Skellam(1.0, 1e-6)),
+    ({"class": f"{__name__}:Twice"}, {}, Twice(1.0)),
+]
+
+
+@pytest.mark.parametrize(("named", "options", "mechanism"), NAMED)
 def test_plans_that_name_a_mechanism_are_read(named: Any, options: dict[str, Any], mechanism: Mechanism) -> None:
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge("g", mechanism, rounds=5)])
     record = json.loads(plan.to_json())

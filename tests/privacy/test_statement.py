@@ -47,17 +47,17 @@ def test_statements_survive_json(event: Any, adjacency: Adjacency, more: dict[st
     json.loads(statement.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-@pytest.mark.parametrize(
-    ("event", "adjacency", "n", "epsilon", "accountant"),
-    [  # tolerance 1e-3: the discretisation of privacy-loss distributions
-        (POISSON, Adjacency.ADD_REMOVE, None, 0.81577, "privacy-loss distributions (the library dp"),
-        (POISSON, Adjacency.REPLACE_ONE, None, 1.69737, "privacy-loss distributions of the pair"),
-        (WITHOUT, Adjacency.REPLACE_ONE, 10_000, 1.44530, "Renyi"),
-        (E.GaussianDpEvent(1.0), Adjacency.ADD_REMOVE, None, 4.377178, "exact curve"),
-        (E.GaussianDpEvent(2.0), Adjacency.REPLACE_ONE, None, 4.377178, "exact curve"),
-        (E.NoOpDpEvent(), Adjacency.ADD_REMOVE, None, 0.0, "exact curve"),
-    ],
-)
+COSTS = [  # tolerance 1e-3: the discretisation of privacy-loss distributions
+    (POISSON, Adjacency.ADD_REMOVE, None, 0.81577, "privacy-loss distributions (the library dp"),
+    (POISSON, Adjacency.REPLACE_ONE, None, 1.69737, "privacy-loss distributions of the pair"),
+    (WITHOUT, Adjacency.REPLACE_ONE, 10_000, 1.44530, "Renyi"),
+    (E.GaussianDpEvent(1.0), Adjacency.ADD_REMOVE, None, 4.377178, "exact curve"),
+    (E.GaussianDpEvent(2.0), Adjacency.REPLACE_ONE, None, 4.377178, "exact curve"),
+    (E.NoOpDpEvent(), Adjacency.ADD_REMOVE, None, 0.0, "exact curve"),
+]
+
+
+@pytest.mark.parametrize(("event", "adjacency", "n", "epsilon", "accountant"), COSTS)
 def test_epsilon_is_the_accountants(
     event: Any, adjacency: Adjacency, n: int | None, epsilon: float, accountant: str
 ) -> None:

@@ -212,20 +212,20 @@ def test_a_tab_may_be_written_as_one_types_it() -> None:
 # ---------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("'--epsilon'", "train t.csv --epsilon much"),
-        ("--epsilom", "train t.csv --epsilom 1"),
-        ("Give a file", "train"),
-        ("column=value", "train t.csv --categories sex"),
-        ("ranking", "train t.csv --task ranking"),
-        ("'nonsense'", "nonsense"),
-        ("'DATA'", "predict run"),
-        ("few", "plan --rows few"),
-        ("File not found: nowhere", "report nowhere"),
-    ],
-)
+WRONG = [
+    ("'--epsilon'", "train t.csv --epsilon much"),
+    ("--epsilom", "train t.csv --epsilom 1"),
+    ("Give a file", "train"),
+    ("column=value", "train t.csv --categories sex"),
+    ("ranking", "train t.csv --task ranking"),
+    ("'nonsense'", "nonsense"),
+    ("'DATA'", "predict run"),
+    ("few", "plan --rows few"),
+    ("File not found: nowhere", "report nowhere"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG)
 @pytest.mark.parametrize("first", [True, False])
 def test_wrong_options_are_answered_in_json(words: str, line: str, first: bool) -> None:
     command, *rest = line.split()

@@ -276,19 +276,19 @@ def test_formats_survive_toml_and_wrong_ones_are_refused() -> None:
             Schema.from_toml(f'[columns.a]\ntype = "date"\nbounds = ["2010-01-01", "2011-01-01"]\nformat = "{form}"')
 
 
-@pytest.mark.parametrize(
-    ("values", "form"),
-    [
-        (["31/12/2019", "01/02/2020"], "%d/%m/%Y"),
-        (["12/31/2019", "01/02/2020"], "%m/%d/%Y"),
-        (["31.12.2019", "01.02.2020"], "%d.%m.%Y"),
-        (["31.12.2019 23:59", "01.02.2020 00:00"], "%d.%m.%Y %H:%M"),
-        (["Dec 31 2019", "Feb 1 2020"], "%b %d %Y"),
-        (["31-Dec-2019", "01-Feb-2020"], "%d-%b-%Y"),
-        (["December 31, 2019", "February 1, 2020"], "%B %d, %Y"),
-        (["2019-12-31", "2020/02/01"], ""),
-    ],
-)
+FORMATS = [
+    (["31/12/2019", "01/02/2020"], "%d/%m/%Y"),
+    (["12/31/2019", "01/02/2020"], "%m/%d/%Y"),
+    (["31.12.2019", "01.02.2020"], "%d.%m.%Y"),
+    (["31.12.2019 23:59", "01.02.2020 00:00"], "%d.%m.%Y %H:%M"),
+    (["Dec 31 2019", "Feb 1 2020"], "%b %d %Y"),
+    (["31-Dec-2019", "01-Feb-2020"], "%d-%b-%Y"),
+    (["December 31, 2019", "February 1, 2020"], "%B %d, %Y"),
+    (["2019-12-31", "2020/02/01"], ""),
+]
+
+
+@pytest.mark.parametrize(("values", "form"), FORMATS)
 def test_public_rows_tell_the_format_where_one_fits(values: list[str], form: str) -> None:
     found = infer("when", pandas.Series(values), public=True).column
     assert found.format == form and found.bounds == tuple(sorted(_as_days(pandas.Series(values), form)))
@@ -313,15 +313,15 @@ def test_private_rows_are_refused_with_the_options(values: Any) -> None:
         infer("when", pandas.Series(values))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pandas.to_datetime(["2020-01-01T12:00", None]),
-        pandas.to_datetime(["2020-01-01T14:00+02:00", None], utc=True).tz_convert("Asia/Tokyo"),
-        pandas.Series([pandas.Timestamp("2020-01-01T12:00"), None], dtype=object),
-        np.array(["2020-01-01T12:00", "NaT"], dtype="datetime64[s]"),
-    ],
-)
+TYPED = [
+    pandas.to_datetime(["2020-01-01T12:00", None]),
+    pandas.to_datetime(["2020-01-01T14:00+02:00", None], utc=True).tz_convert("Asia/Tokyo"),
+    pandas.Series([pandas.Timestamp("2020-01-01T12:00"), None], dtype=object),
+    np.array(["2020-01-01T12:00", "NaT"], dtype="datetime64[s]"),
+]
+
+
+@pytest.mark.parametrize("values", TYPED)
 def test_dates_by_type_need_no_format(values: Any) -> None:
     for form in ("", "%d/%m/%Y"):
         days = _as_days(pandas.Series(values), form)

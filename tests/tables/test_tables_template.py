@@ -90,19 +90,19 @@ def test_parquet_has_types() -> None:
     assert columns == {"a": "number", "b": "bool", "c": "drop"} and text.count('"?"') == 2  # once in the words above
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["t.npz"], "it has no named columns"),
-        (["nowhere.csv"], "File not found"),
-        (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
-        (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--sample", "e.csv"], "with rows that are public"),
-        (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
-    ],
-)
+REFUSED = [
+    (["t.npz"], "it has no named columns"),
+    (["nowhere.csv"], "File not found"),
+    (["nowhere.npz"], "File not found"),
+    (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
+    (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--sample", "e.csv"], "with rows that are public"),
+    (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
 def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:
     Path("t.npz").write_bytes(b"")
     Path("t.csv").write_text("a,y\n")

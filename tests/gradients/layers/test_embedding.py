@@ -81,19 +81,19 @@ class Bag(nn.Module):
         return self.bag(flat, starts)
 
 
+BAGS = [
+    ("rows", "sum", False),
+    ("rows", "mean", False),
+    ("weights", "sum", False),
+    ("flat", "sum", False),
+    ("flat", "mean", False),
+    ("flat", "mean", True),
+]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("padding", [None, 2])
-@pytest.mark.parametrize(
-    ("way", "mode", "last"),
-    [
-        ("rows", "sum", False),
-        ("rows", "mean", False),
-        ("weights", "sum", False),
-        ("flat", "sum", False),
-        ("flat", "mean", False),
-        ("flat", "mean", True),
-    ],
-)
+@pytest.mark.parametrize(("way", "mode", "last"), BAGS)
 def test_bags(way, mode, last, padding, dtype):
     module = Bag(way, mode=mode, padding_idx=padding, include_last_offset=last).to(dtype)
     agree(module, places(6, 5), draw(6, 4, dtype=dtype))
