@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine.engine_cases import private, step
 from gradients.layers.layer_reference import Built
 from refusals import refuses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
-from isthmus import InvalidInput, L1Ball, LeastSquares, Logistic, ModuleObjective, algorithms, minimize
+from isthmus import InvalidInput, L1Ball, LeastSquares, Logistic, ModuleObjective, PrivacyEngine, algorithms, minimize
 from isthmus.core.pipeline import Pipeline, Stage
 from isthmus.core.wire import State
 from isthmus.gradients import Dense
@@ -219,13 +218,18 @@ def test_the_number_of_physical_batches_does_not_show_in_what_was_sent() -> None
 @pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}, {"max_grad_norm": 1e-10}])
 def test_a_batch_of_the_engine_does_not_show_in_what_is_stored(options: dict[str, Any]) -> None:
     """Stand-ins for no record, one physical batch and several, and a record whose terms cancel: all count the same."""
-    module = nn.Sequential(positions(), nn.Linear(CLASSES, CLASSES))
-    given: dict[str, Any] = {"max_physical_batch_size": 1, "noise_generator": None, "max_grad_norm": 1.0, **options}
-    run = private(module, TensorDataset(*data(True)), batch=2, **given)
+    module, engine = nn.Sequential(positions(), nn.Linear(CLASSES, CLASSES)), PrivacyEngine()
+    given: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, **options}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(*data(True)), batch_size=2)
+    module, optimizer, loader = engine.make_private(
+        module=module, optimizer=optimizer, data_loader=loader, max_physical_batch_size=1, **given
+    )
     for _ in range(4):
-        for x, y in run.loader:
+        for x, y in loader:
             assert len(x) == 1
-            step(run, x, y)
-    assert run.engine.driver is not None
-    state = run.engine.driver.state
+            cross_entropy(module(x), y).backward()
+            optimizer.step()
+    assert engine.driver is not None
+    state = engine.driver.state
     assert state.bytes == 4 * state.dims == 4 * state.t * (SIZE * CLASSES + CLASSES * (CLASSES + 1))
