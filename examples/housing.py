@@ -61,7 +61,8 @@ def main(argv=None):
     for name, fitted in (("private", model), ("a line, not private", plain)):
         off = np.abs(fitted.predict(X[:test]) - y[:test]).mean()
         print(f"{name:20} R^2 {fitted.score(X[:test], y[:test]):6.3f}, off by {off:,.0f} dollars on average")
-    strongest = max(zip(np.abs(model.coef_.ravel()) * (high - low), RANGES, strict=True))[1]
+    effects = dict(zip(RANGES, model.effects().values(), strict=True))  # what each column adds, over its range
+    strongest = max(RANGES, key=lambda column: np.ptp(effects[column][1]))
     print(f"what moves the price most, in the private model: {strongest}\n")
     print(model.privacy_.words())
 

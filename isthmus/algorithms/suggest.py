@@ -104,8 +104,8 @@ class Constants:
     mean_b: float = 15.0
     """Below this b a regression is the mean of the targets, and a model of public rows stays what it is: noise would be
     larger than what private rows tell."""
-    nothing_b: Range = (50.0, 100.0)
-    """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
+    little_b: float = 50.0
+    """Below this b, or d, perhaps nothing is learned: 163 of 258 small cells had nothing (docs/planner.md)."""
     sparse_columns: int = 100
     """Directions that rows of CSR are taken to have."""
 

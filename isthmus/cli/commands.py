@@ -157,6 +157,7 @@ _READING = [
     _option("--separator", "CHAR", "The separator of a csv file; otherwise the most frequent one in its header."),
     _option("--encoding", str, "The encoding of a csv file.  [default: utf-8]"),
     _option("--decimal", "CHAR", "The decimal sign of a csv file: . or ,  [default: .]"),
+    _option("--query", "SELECT", "The rows of a SQLite or DuckDB file that are meant; the sheet of an Excel file."),
 ]
 _TASKS = ["classification", "regression"]
 _FORMS = "How a column writes dates, such as %d/%m/%Y; otherwise ISO."
@@ -235,7 +236,8 @@ def command(*parts: _Decorator) -> Callable[[Callable[..., object]], click.Comma
 
 @command(click.argument("data", required=False, type=_DATA), *_TRAIN)
 def train(screen: Out, resume: str | None, dry_run: bool, write_schema: str | None, **given: Any) -> None:
-    """Train a private model on DATA: csv, tsv, parquet (also a folder of it), npz or libsvm.
+    """Train a private model on DATA: csv, tsv, JSON lines, parquet (also a folder of it), feather, Excel, SQLite,
+    DuckDB, npz or libsvm, or a quoted pattern such as "part-*.csv".
 
     \b
       isthmus train people.csv --target income --epsilon 1

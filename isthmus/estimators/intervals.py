@@ -131,11 +131,7 @@ def _released(model: _PrivateLinear) -> tuple[np.ndarray, np.ndarray, float, int
     parts, maps = model.result_.state.parts, model._maps.maps
     bought, last = parts.get("prepare", {}), maps[-1]
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
-    affine = all(  # of smooth maps those that have one function of each column, the linear one
-        isinstance(row_map, RowMap) or isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
-        for row_map in maps
-    )
-    supported = "statistics" in bought and _CLIP in parts and plain and affine and model.batch_size is None
+    supported = "statistics" in bought and _CLIP in parts and plain and not model._bent and model.batch_size is None
     wanted = 'fit with algorithm="dp_gd", features="linear", without set or penalty, and with more records'
     remedy = f"{wanted}: intervals need noisy X'X of the columns, which the planner then buys"
     validate.check(bool(supported), "algorithm", model.choice_.name, remedy)

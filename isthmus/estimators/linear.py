@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, check_random_state, metaestimators, multiclass, validation
 from torch import Tensor
@@ -27,7 +28,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, posing, stateless_steps, stored
+from isthmus.estimators import exported, intervals, partial_fit_claims, posing, stateless_steps, stored
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets
@@ -37,7 +38,7 @@ from isthmus.privacy.leaks import leak
 from isthmus.privacy.ledger import opened as opened_ledger
 from isthmus.privacy.plan import default_delta
 from isthmus.problems.features import SmoothMap
-from isthmus.problems.scaling import Map, RowMaps, Scaled
+from isthmus.problems.scaling import Map, RowMap, RowMaps, Scaled
 from isthmus.sets import ConvexSet
 
 LedgerLike = Ledger | str | os.PathLike[str] | None
@@ -64,6 +65,14 @@ class _PrivateEstimator(BaseEstimator):
 
     def _delta(self, n: int) -> float:
         return self.delta or default_delta(n)
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """That of scikit-learn, which leaves defaults out, and epsilon always."""
+        words = str(super().__repr__(N_CHAR_MAX=N_CHAR_MAX))
+        if self.epsilon != type(self).epsilon or not get_config()["print_changed_only"]:
+            return words
+        name, _, rest = words.partition("(")
+        return f"{name}(epsilon={self.epsilon}{', ' * (rest != ')')}{rest}"
 
     def _repr_html_inner(self) -> str:
         """What a notebook shows where it asks for HTML."""
@@ -134,6 +143,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 _STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
 _ALONE = "dp_gd (plain)"
 """What takes the one step, of no length, of a fit that learns the mean of the targets alone."""
+_COEFFICIENTS = ("coef_", "intercept_")
 _THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
 
@@ -403,10 +413,7 @@ class _PrivateLinear(_PrivateEstimator):
         if point is None:
             point = result.average
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
-        p = self.n_features_in_
-        weight, offset = self._maps.affine(p)
-        coefficients = (self._weights[:p] * weight[:, None]).T.numpy().copy()
-        self._set_coefficients(coefficients, (offset @ self._weights).numpy().copy())
+        self._set_coefficients()
         statement = result.privacy
         if statement is not None:
             leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
@@ -422,6 +429,43 @@ class _PrivateLinear(_PrivateEstimator):
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.n, assumptions=(assumption, *statement.assumptions))
         self._state(statement)
+
+    def _set_coefficients(self) -> None:
+        """Coefficients and intercept of a model that is linear in the rows as given; none of any other."""
+        for name in _COEFFICIENTS:
+            self.__dict__.pop(name, None)
+        if not self._bent:
+            self.coef_, self.intercept_ = self._straight()
+
+    @property
+    def _bent(self) -> str:
+        """Why the model is not linear in rows that no map shortens or clips; nothing is said of one that is."""
+        maps = self._maps.maps
+        if any(isinstance(each, SmoothMap) and len(each.columns) > len(each.shift) for each in maps):
+            return "columns have smooth functions"
+        if any(isinstance(each, RowMap) and each.limit is None for each in maps[1:]):
+            return "rows get length 1 after their columns were scaled"
+        return ""
+
+    def _straight(self) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients and intercepts of rows that no map shortens or clips; of smooth features the straight part."""
+        p = self.n_features_in_
+        weight, offset = self._maps.affine(p)
+        coefficients = (self._weights[:p] * weight[:, None]).T.numpy().copy()
+        return self._in_units(coefficients, (offset @ self._weights).numpy().copy())
+
+    def _in_units(self, coefficients: np.ndarray, intercepts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients of what is learned, in the units of what is predicted."""
+        return coefficients, intercepts
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there: a model without coefficients says what to use instead."""
+        if name in _COEFFICIENTS and "_weights" in vars(self):
+            raise AttributeError(
+                f"{name} is not there, because the model is not linear in the rows as given ({self._bent}): effects() "
+                'gives what each column adds; features="linear" (CSR: scale="none") fits a model that has coefficients'
+            )
+        return super().__getattribute__(name)
 
     def _state(self, statement: PrivacyStatement | None) -> None:
         """One statement of the fit, wherever it is read: that of the loop alone would say less."""
@@ -458,15 +502,19 @@ class _PrivateLinear(_PrivateEstimator):
         """What each column adds to the prediction (a classifier: to the log-odds), as curves (x, y) by its name.
 
         A model with smooth features is additive: its prediction is a constant plus one curve a column, less its mean
-        over the knots.  `coef_` holds the straight part of each; a linear model has the line through 0, at -1 and 1.
-        Curves hold for rows that are not shortened.  They are made from the model alone and cost nothing.
+        over the knots.  A linear model has a line, less its middle, over the column's range (or -1 to 1).
+        Curves hold for rows that are not shortened, and say nothing of levels that no record has: what such a column
+        adds is noise.  They are made from the model alone and cost nothing.
         """
         validation.check_is_fitted(self)
         maps = list(self._maps.maps)
         names = self._names()
         if not maps or not isinstance(maps[-1], SmoothMap):
-            ends, slopes = np.array([-1.0, 1.0]), np.atleast_2d(self.coef_)
-            return {name: (ends, np.outer(ends, slopes[:, j]).squeeze()) for j, name in enumerate(names)}
+            slopes, ends = np.atleast_2d(self._straight()[0]), np.tile([-1.0, 1.0], (len(names), 1))
+            if maps and isinstance(maps[0], RowMap) and maps[0].low is not None and maps[0].high is not None:
+                ends = torch.stack([maps[0].low, maps[0].high], 1).double().numpy()
+            lines = [np.outer(ends[j] - ends[j].mean(), slopes[:, j]).squeeze() for j in range(len(names))]
+            return {name: (ends[j], lines[j]) for j, name in enumerate(names)}
         last = maps[-1]
         weight, offset = RowMaps(maps[:-1]).affine(self.n_features_in_)
         whole, curves, unit = math.hypot(last.limit, last.bias), {}, self._target_map[1]
@@ -503,6 +551,14 @@ class _PrivateLinear(_PrivateEstimator):
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
         stored.save(self, path)
+
+    def to_sklearn(self) -> exported.Plain:
+        """A linear model as a plain estimator of scikit-learn, with the statement in words as `privacy_statement_`.
+
+        A `LinearRegression`, a `LogisticRegression`, or a `LinearSVC` where there are no probabilities: it predicts the
+        same for rows within the bounds (or no longer than `data_norm`); others it neither clips nor shortens.
+        """
+        return exported.to_sklearn(self)
 
     # ------------------------------------------------------------ what follows from the parameters alone
 
@@ -790,10 +846,10 @@ class PrivateClassifier(ClassifierMixin, _PrivateLinear):
             return y, None
         return y, torch.from_numpy(self._weights_of(y, public=True))  # "balanced" by the public labels themselves
 
-    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+    def _in_units(self, coefficients: np.ndarray, intercepts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if len(self.classes_) == 2 and len(coefficients) == 2:
-            coefficients, intercepts = coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
-        self.coef_, self.intercept_ = coefficients, intercepts
+            return coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
+        return coefficients, intercepts
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -914,12 +970,11 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
         self.target_centre_ = result.centre
         super()._store(problem, result)
 
-    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+    def _in_units(self, coefficients: np.ndarray, intercepts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         shift, width = self._target_map
         if self._counts:
-            self.coef_, self.intercept_ = coefficients[0], float(intercepts[0] + math.log(width))
-        else:
-            self.coef_, self.intercept_ = width * coefficients[0], float(shift + width * intercepts[0])
+            return coefficients[0], intercepts[0] + math.log(width)
+        return width * coefficients[0], shift + width * intercepts[0]
 
     @property
     def _target_map(self) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ class Looks:
             adjacency = self.promise.adjacency
             events = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         self.ranks.on_leader(lambda: self.ledger.require(privacy.compose(events.values())))  # all of it or nothing
-        hold: Any = nullcontext()
+        hold: AbstractContextManager[RunLedger | None] = nullcontext()
         if not self.ranks.rank:
             hold = self.ledger.run(events, seeded=self.noise_seed is not None)
         with hold as self._run:

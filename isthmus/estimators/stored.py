@@ -101,10 +101,11 @@ def _usable(estimator: _PrivateLinear) -> _PrivateLinear:
     """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
     fitted = vars(estimator)
     columns, classes = fitted.get("n_features_in_", ""), fitted.get("classes_")
-    shape = np.shape(fitted.get("coef_", 0.0))
-    whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
     remedy = "give a file as it was written: the coefficients belong to others"
-    validate.check(whole, "path: n_features_in_", columns, remedy)
+    validate.check(isinstance(columns, (int, np.integer)), "path: n_features_in_", columns, remedy)
+    shape = np.shape(estimator._straight()[0])
+    validate.check(shape[-1:] == (columns,), "path: n_features_in_", columns, remedy)
+    estimator._set_coefficients()  # what an earlier version stored of a model that is not linear is left out
     if classes is not None:  # one row of coefficients for two labels, else one for each
         flat = isinstance(classes, np.ndarray) and classes.ndim == 1
         several = flat and len(set(classes.tolist())) == len(classes) > 1

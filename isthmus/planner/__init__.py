@@ -283,11 +283,11 @@ def _notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
             use = f"{best.name} cannot start from a model: compare it with one trained on these rows alone, "
             use += "at no privacy cost"
         notes.append(f"{facts.public.rows:,} public rows have labels: {use}")
-    columns, (least, enough) = facts.d, CONSTANTS.nothing_b
+    columns = facts.d
     if facts.sparse:  # CSR rows have far fewer directions than columns
         columns = min(columns, CONSTANTS.sparse_columns)
-    if facts.b < max(enough, 3 * columns):
-        expect = "no better" if facts.b < max(least, columns) else "little better"
+    if facts.b < max(CONSTANTS.little_b, columns):
+        expect = "no better" if facts.b < CONSTANTS.mean_b else "perhaps no better"
         notes.append(
             f"for {facts.d:,} columns there are too few records at this epsilon (n mu = {facts.b:.3g}): expect results "
             f"{expect} than {known}; more records, a larger epsilon, fewer columns or labelled public rows would help, "

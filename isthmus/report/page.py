@@ -33,8 +33,8 @@ _CHANGES = {
     "add-remove": ("Adding or removing one record", "whether one given record was used"),
     "replace-one": ("Replacing one record by another", "which of two given records was used"),
 }
-_LITTLE = 100
-"""n mu below which the noise leaves next to nothing to learn."""
+_NOTHING, _LITTLE = 15, 50
+"""n mu below which next to no model, and below which two in five, were better than none (docs/planner.md)."""
 _REMEDY = re.compile(
     r"(?:[.;:]|, or) (?:review|give|declare|name|scale by|use|put|write|see)\b.*", re.IGNORECASE | re.DOTALL
 )
@@ -168,8 +168,9 @@ def expectation(record: Record) -> str:
     if record.privacy is None or strength is None or strength >= _LITTLE:
         return ""
     answer = {"classification": "the most frequent class", "regression": "the mean"}[record.model["task"]]
+    expect = "Expect no better" if strength < _NOTHING else "It may be no better"
     return (
-        f"Expect no better than always answering {answer}: so few records at so small an epsilon (n mu = "
+        f"{expect} than always answering {answer}: so few records at so small an epsilon (n mu = "
         f"{strength:.3g}; {_LITTLE} is little) leave the training mostly noise. More records or a larger epsilon help."
     )
 

@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus import sets
+import isthmus
 from isthmus.base import shapes, validate
 from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
-from isthmus.tables.files import Reading, has_part, is_libsvm
+from isthmus.tables.files import Reading, has_part, is_libsvm, overlap, takes_query
 from isthmus.tables.schema import (
     RANGE,
     SIGN,
@@ -42,6 +42,9 @@ from isthmus.tables.schema import (
     read_toml,
 )
 
+if TYPE_CHECKING:
+    from isthmus.sets import ConvexSet
+
 _NEEDS_ROWS = "give test or test_fraction with it: it needs test rows"
 _HIDDEN = "give a public test file instead: the held-out rows would give the private number of rows away"
 _EITHER = "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both"
@@ -49,16 +52,17 @@ _LESS = "give less than epsilon={:g}: the figures are bought from it, and the tr
 _PATHS = ("data", "public", "test", "budget", "schema", "out")
 
 
-_SETS: Mapping[str, tuple[Callable[..., sets.ConvexSet], int]] = {
-    "l1": (sets.L1Ball, 1),
-    "l2": (sets.L2Ball, 1),
-    "linf": (sets.LInfBall, 1),
-    "box": (sets.Box, 2),
-    "simplex": (sets.Simplex, 1),
+_SETS: Mapping[str, tuple[Callable[..., ConvexSet], int]] = {
+    "l1": (lambda radius: isthmus.L1Ball(radius), 1),
+    "l2": (lambda radius: isthmus.L2Ball(radius), 1),
+    "linf": (lambda radius: isthmus.LInfBall(radius), 1),
+    "box": (lambda low, high: isthmus.Box(low, high), 2),
+    "simplex": (lambda *total: isthmus.Simplex(*total), 1),
 }
+"""How each is made, by a name that is loaded when it is first used: a schema is begun without torch."""
 
 
-def read_constraint(text: str | None) -> sets.ConvexSet | None:
+def read_constraint(text: str | None) -> ConvexSet | None:
     """The set that a text names, or None.
 
     >>> read_constraint("l1:50"), read_constraint("linf:2")
@@ -109,6 +113,7 @@ class Settings:
     budget                           a ledger shared with other runs on the same data
     title, purpose, owner            what the report says: of what, what the model is for, who answers for it
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
+    query                            the rows of a database that are meant, or the sheet of an Excel file
     """
 
     data: str = setting(kind("string", "give the file to train on", minLength=1), "")
@@ -152,6 +157,7 @@ class Settings:
     decimal: str | None = setting(one_of(".", ","), None)
     features: int | None = setting(SIZE, None)
     zero_based: bool = setting(FLAG, False)
+    query: str | None = setting(NAME, None)
 
     def __post_init__(self) -> None:
         if self.separator == "\\t":  # as one types it
@@ -183,7 +189,7 @@ class Settings:
     @property
     def reading(self) -> Reading:
         """How files are read."""
-        return Reading(self.separator, self.encoding, self.features, self.zero_based)
+        return Reading(self.separator, self.encoding, self.features, self.zero_based, self.query)
 
     @property
     def measure_epsilon(self) -> float | None:
@@ -258,6 +264,8 @@ def _check_files(settings: Settings) -> None:
     for name, value in (("features", settings.features), ("zero_based", settings.zero_based)):
         fits = not value or is_libsvm(settings.data)
         validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
+    fits = not settings.query or takes_query(settings.data)
+    validate.check(fits, "query", settings.query, "leave it out: it is for SQLite, DuckDB and Excel files")
     twice = ": this is the file to train on, whose rows are private"
     other = "give a file of other rows, which are public, or leave it out" + twice
     validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
@@ -267,5 +275,5 @@ def _check_files(settings: Settings) -> None:
 
 
 def _same(path: str | None, other: str) -> bool:
-    """Whether two paths lead to one file or folder."""
-    return path is not None and Path(path).resolve() == Path(other).resolve()
+    """Whether two paths lead to a common file or folder."""
+    return path is not None and overlap(path, other)

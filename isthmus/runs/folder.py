@@ -26,7 +26,8 @@ from isthmus import estimators
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write, sync
 from isthmus.tables.columns import as_written
-from isthmus.tables.files import Table, check_numbers, numbers_of
+from isthmus.tables.files import Table, check_numbers
+from isthmus.tables.rows import numbers_of
 from isthmus.tables.schema import Schema
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"

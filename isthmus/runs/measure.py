@@ -30,7 +30,7 @@ from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, jo
 from isthmus.privacy.event_json import DpEvent
 from isthmus.privacy.plan import mu_of
 from isthmus.runs.config import Settings
-from isthmus.tables.files import Rows
+from isthmus.tables.rows import Rows
 
 _COVERED = (
     "the held-out rows were drawn by coins that look at no record, and a record is either trained on or held out: the "

@@ -24,8 +24,9 @@ from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.columns import as_labels, as_numbers, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Rows, Table, check_numbers, columns_of, numbers_of, read
+from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.infer import check_decimal, infer
+from isthmus.tables.rows import Rows, numbers_of
 from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ FEW = 10
 _RARE_LABEL = (
     f"give --classes A,B,.. or --task regression: fewer than {FEW} rows have one of the labels, and reading it would "
     "publish it"
+)
+_ONE_ROW = (
+    "epsilon protects one row of what the query gives: it is one record where the query only chooses rows and columns, "
+    "each by itself, and not where it joins, groups, ranks or limits them"
 )
 _ONE_LABEL = "name all labels with --classes, check --target, or give --task regression: two labels are needed"
 
@@ -102,6 +107,8 @@ def prepare(
         known = "the names of the columns"
         schema, more, notes = _complete(settings, declared, table, public)
         leaks, notes = leaks + more, [*notes, "rows without a target are left out"]
+    if settings.query and not settings.data.lower().endswith(".xlsx"):
+        notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)
     schema, leaks = replace(schema, target=target), leaks + more

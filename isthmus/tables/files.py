@@ -1,11 +1,11 @@
-"""Reading a data file: csv and tsv, parquet, npz, libsvm.
+"""Reading a data file: csv and tsv, JSON lines, parquet and feather, Excel, SQLite and DuckDB, npz, libsvm.
 
 A `Table` has either named columns (`frame`) or a matrix with its targets (`x`, `y`).  How a file is read depends on its
 name, its header line and what the caller declares, never on the values: names of columns are public, values are not.
 The entries of a csv are kept as they are written: a type for the whole column would let one entry decide how all others
 are read.  Lines that are too long and quotes that do not close, which would move other rows, are refused.  Parquet
-needs the extra `table`, pandas and pyarrow; its columns are read by name when they are asked for, and the rows of
-folders and of large files are encoded a slice at a time.
+and Feather need the extra `table`; their columns are read by name when they are asked for, and the rows of folders and
+of large files are encoded a slice at a time.  Several files of one kind are one table: give a pattern of their names.
 """
 
 from __future__ import annotations
@@ -16,44 +16,37 @@ import copy
 import csv
 import gzip
 import io
+import json
 import os
 import re
 import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
 from isthmus.base.atomic import atomic_write
-from isthmus.base.streamed import ChosenRows, Streamed, column_names, kept_on_disk, parquet_dataset, tables_of
+from isthmus.base.parquet import column_names, matching, parquet_dataset, tables_of
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
+from isthmus.tables.sources import _of_duckdb, _of_sqlite, _sheet, import_or_say
 
 if TYPE_CHECKING:
     from pandas import Series
     from pyarrow import Schema as ArrowSchema
 
-_LARGE = 1 << 28
-"""Parquet files of so many bytes are read in slices."""
 _BLOCK = 1 << 16
 """So many lines of text become a frame at a time: lists of words take more memory."""
-
-
-Rows: TypeAlias = np.ndarray | sp.csr_matrix | Streamed
-"""Rows as numbers."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +96,18 @@ class Reading:
     separator    of a csv; None takes the one that is most frequent in the header line
     features     columns of a libsvm file; None takes the largest index found, which is read from the data
     zero_based   whether the indices of a libsvm file begin with 0
+    query        of a database the rows that are meant, of an Excel file the sheet
     """
 
     separator: str | None = None
     encoding: str = "utf-8"
     features: int | None = None
     zero_based: bool = False
+    query: str | None = None
 
 
 def read(path: str | Path, *, part: str = "train", reading: Reading | None = None) -> Table:
-    """The table in a file.
+    """The table in a file, or in all files whose names match a pattern such as "part-*.csv".
 
     part   "train" or "test": which arrays of an npz file with both are meant
 
@@ -122,27 +117,54 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     """
     file, reading = Path(path), reading or Reading()
     kind = _format(file)
-    kinds = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz or libsvm; save other formats as csv first"
+    kinds = "csv, tsv or JSON lines (also .gz, .bz2), parquet (also a folder of it), feather, Excel (.xlsx), SQLite, "
+    kinds += "DuckDB, npz or libsvm; save other formats as csv first"
     validate.check(kind in _READERS, "data", str(path), f"give a file of {kinds}")
-    validate.present(os.path.isfile(file) or kind == "parquet" and os.path.isdir(file), path)
-    return _READERS[kind](file, file.name.split(".")[0] or file.name, part, reading)
+    files, name = matching(file), file.name.split(".")[0] or file.name
+    there = [os.path.isfile(each) or kind == "parquet" and os.path.isdir(each) for each in files]
+    validate.present(bool(there) and all(there), path)
+    if len(files) == 1 or kind in _ARROW:
+        return _READERS[kind](file if kind in _ARROW else files[0], name, part, reading)
+    return _joined(file, [_READERS[kind](each, name, part, reading) for each in files])
+
+
+def _joined(pattern: Path, tables: list[Table]) -> Table:
+    """The rows of several files that have the same columns."""
+    first = tables[0]
+    remedy = "give files with the same named columns and separator: those that match differ"
+    for table in tables:
+        alike = table.frame is not None and sorted(table.frame.columns) == sorted(first.frame.columns)
+        validate.check(alike and table.separator == first.separator, "data", str(pattern), remedy)
+    columns = {name: np.concatenate([table.frame[name] for table in tables]) for name in first.frame.columns}
+    return replace(first, frame=NamedColumns(columns, sum(table.n for table in tables)))
+
+
+def overlap(path: str | Path, other: str | Path) -> bool:
+    """Whether two paths or patterns lead to a common file or folder."""
+    return bool({file.resolve() for file in matching(path)} & {file.resolve() for file in matching(other)})
 
 
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
-    file = Path(path)
-    kind = _format(file)
+    pattern, reading = Path(path), reading or Reading()
+    kind, file = _format(pattern), next(iter(matching(pattern)), pattern)
+    if kind in _ARROW and os.path.exists(file):
+        return list(_stored_names(pattern, parquet_dataset(pattern, "data").schema))
+    if kind == "text" or kind in _SOURCES:
+        validate.present(os.path.isfile(file), path)
     if kind == "text":
-        validate.present(os.path.isfile(file), file)
-        return _header(file, reading or Reading())[0]
-    if kind == "parquet" and os.path.exists(file):
-        return list(_stored_names(file, parquet_dataset(file, "data").schema))
-    return None
+        return _header(file, reading)[0]
+    return next(_entries_of(file, kind, reading)) if kind in _SOURCES else None
 
 
 def is_libsvm(path: str | Path) -> bool:
     """Whether a file is of that kind, by its name."""
     return _format(Path(path)) == "libsvm"
+
+
+def takes_query(path: str | Path) -> bool:
+    """Whether a file may hold several tables, by its name."""
+    return _format(Path(path)) in ("sheet", "sqlite", "duckdb")
 
 
 def has_part(path: str | Path, part: str) -> bool:
@@ -159,9 +181,9 @@ def has_part(path: str | Path, part: str) -> bool:
 
 
 def _types_of(path: str | Path) -> dict[str, str]:
-    """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
+    """The columns of numbers and of truth values of a parquet or feather file, by its stored types; no row is read."""
     file, kinds = Path(path), {}
-    if _format(file) == "parquet":
+    if _format(file) in _ARROW:
         from pyarrow import types
 
         schema = parquet_dataset(file, "data").schema
@@ -172,17 +194,6 @@ def _types_of(path: str | Path) -> dict[str, str]:
             elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
                 kinds[name] = "number"
     return kinds
-
-
-def _import_pandas(path: str | Path) -> ModuleType:
-    """pandas (and pyarrow), or words that say what to install."""
-    try:
-        import pandas
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        needed = f"{error.name or 'pandas'} is needed for it; {validate.extra('table')}"
-        validate.unreadable(path, f"{needed} (csv, npz and libsvm files need no extra)")
-    return pandas
 
 
 def check_numbers(table: Table, what: str = "data") -> None:
@@ -204,7 +215,8 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            _import_pandas(path).DataFrame(columns).to_parquet(partial, index=False)
+            import_or_say("pyarrow", path)
+            import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
@@ -225,7 +237,7 @@ def _format(file: Path) -> str:
     name = file.name.lower()
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     kind = _FORMATS.get(plain.rpartition(".")[2], "")
-    return kind if plain == name or kind in ("text", "libsvm") else ""
+    return kind if plain == name or kind in ("text", "libsvm", "json") else ""
 
 
 def _open(file: Path) -> BinaryIO:
@@ -271,19 +283,69 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
 def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
     names, separator = _header(file, reading)
-    blocks = [np.empty((0, len(names)), dtype=object)]
     try:
         with _unpacked(file), _open(file) as stream:
             lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
             rows = _rows(lines, file, separator, len(names))
             next(rows)
-            while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
-                blocks.append(np.array(block, dtype=object))
+            return Table(name, _framed(names, rows), separator=separator)
     except UnicodeError:
         _bad_encoding(file, reading)
+
+
+def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
+    """Rows as columns of entries; a short row has nothing in the last ones."""
+    blocks = [np.empty((0, len(names)), dtype=object)]
+    while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+        blocks.append(np.array(block, dtype=object))
     entries = np.concatenate(blocks)
-    frame = NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
-    return Table(name, frame, separator=separator)
+    return NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
+
+
+def _source_reader(kind: str) -> Callable[[Path, str, str, Reading], Table]:
+    def table(file: Path, name: str, part: str, reading: Reading) -> Table:
+        rows = _entries_of(file, kind, reading)
+        return Table(name, _framed(next(rows), rows))
+
+    return table
+
+
+def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
+    """The names of the columns, then the entries of each row; lists and the like as their text."""
+    try:
+        rows = _SOURCES[kind](file, reading)
+        names = _stripped_names(next(rows, ()), file)
+        validate.require(bool(names), f"Cannot read {file}: it is empty, and has no names of columns")
+        yield names
+        for number, row in enumerate(rows, 2):
+            if len(row) > len(names):
+                validate.unreadable(file, f"row {number} has more entries than there are names of columns")
+            yield [str(entry) if isinstance(entry, (list, dict, tuple)) else entry for entry in row]
+    except validate.InvalidInput:
+        raise
+    except UnicodeDecodeError:
+        _bad_encoding(file, reading)
+    except Exception as error:  # of many packages; its words may quote an entry
+        causes = "it is damaged, its name ends wrongly, or a query fails on one of its rows"
+        validate.unreadable(file, f"{causes} ({type(error).__name__})")
+
+
+def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
+    """One object a line; the first one names the columns, as the header of a csv does."""
+    names: list[str] = []
+    with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading)) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    validate.unreadable(file, f"line {number} is no JSON object")
+                if not names:
+                    names = list(row)
+                    yield names
+                if row.keys() - set(names):
+                    first = "every name must stand in the first line, with null where nothing is"
+                    validate.unreadable(file, f"line {number} has a name that the first line does not have: {first}")
+                yield [row.get(name) for name in names]
 
 
 def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
@@ -325,7 +387,7 @@ def _read_npz(file: Path, name: str, part: str, reading: Reading) -> Table:
     return Table(name, x=x, y=y)
 
 
-def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
+def _matrix(arrays: dict[str, np.ndarray], part: str) -> np.ndarray | sp.csr_matrix | None:
     """The dense or CSR matrix of one part."""
     for key in (f"x_{part}", "x"):
         if key in arrays:
@@ -339,6 +401,8 @@ def _matrix(arrays: dict[str, np.ndarray], part: str) -> Rows | None:
 
 
 def _read_libsvm(file: Path, name: str, part: str, reading: Reading) -> Table:
+    from sklearn.datasets import load_svmlight_file
+
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
@@ -371,10 +435,11 @@ def _stored_names(file: Path, schema: ArrowSchema) -> dict[str, str]:
 
 
 class ParquetColumns(NamedColumns):
-    """The columns of a Parquet file or a folder of them, read one at a time; `kept` are the rows that count."""
+    """The columns of Parquet or Feather files, read one at a time; `kept` are the rows that count."""
 
     def __init__(self, file: Path) -> None:
-        _import_pandas(file)
+        import_or_say("pyarrow", file)
+        import_or_say("pandas", file)
         self.file, self.dataset = file, parquet_dataset(file, "data")
         self.stored = _stored_names(file, self.dataset.schema)
         with self._readable():
@@ -425,26 +490,29 @@ class ParquetColumns(NamedColumns):
         except validate.InvalidInput:
             raise
         except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
-            remedy = f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew"
+            remedy = f"it is no file that pyarrow reads ({type(error).__name__}); write it anew"
             validate.unreadable(self.file, remedy)
 
 
-def numbers_of(frame: NamedColumns, schema: Schema) -> np.ndarray | Streamed:
-    """The encoded rows of a table: an array; of a folder or a large file, slices that are kept in a scratch file."""
-    if not isinstance(frame, ParquetColumns) or frame.file.is_file() and frame.file.stat().st_size < _LARGE:
-        return encode(frame, schema)
-    on_disk = kept_on_disk(frame.encoded(schema), len(schema.features))
-    if len(frame) == on_disk.shape[0]:
-        return on_disk
-    return ChosenRows(on_disk, torch.from_numpy(frame.kept))
-
-
 _FORMATS = dict.fromkeys(("csv", "tsv", "tab"), "text") | dict.fromkeys(("parquet", "pq"), "parquet") | {"npz": "npz"}
-_FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm")
+_FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm") | dict.fromkeys(("jsonl", "ndjson"), "json")
+_FORMATS |= {"xlsx": "sheet", "duckdb": "duckdb"} | dict.fromkeys(("sqlite", "sqlite3", "db"), "sqlite")
+_FORMATS |= dict.fromkeys(("feather", "arrow"), "arrow")
+_ARROW = ("parquet", "arrow")
+_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[Any]]]] = {
+    "json": _json_lines,
+    "sheet": lambda file, reading: _sheet(file, reading.query),
+    "sqlite": lambda file, reading: _of_sqlite(file, reading.query),
+    "duckdb": lambda file, reading: _of_duckdb(file, reading.query),
+}
+"""What gives the names of its columns and then its rows, for each format whose entries have types of their own."""
+
+
 _READERS = {
     "text": _read_text,
     "libsvm": _read_libsvm,
-    "parquet": lambda file, name, part, reading: Table(name, ParquetColumns(file)),
+    **dict.fromkeys(_ARROW, lambda file, name, part, reading: Table(name, ParquetColumns(file))),
     "npz": _read_npz,
+    **{kind: _source_reader(kind) for kind in _SOURCES},
 }
 """What reads a file of each format: its path, the name of the table, "train" or "test", and how."""

@@ -39,7 +39,7 @@ from isthmus.tables.columns import (
     day,
     readable,
 )
-from isthmus.tables.files import Reading, Table, _types_of, columns_of, read
+from isthmus.tables.files import Reading, Table, _types_of, columns_of, overlap, read
 from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
 
 if TYPE_CHECKING:
@@ -228,13 +228,13 @@ def draft(
     names = columns_of(path, reading)
     if names is None:
         validate.present(os.path.isfile(path), path)
-        validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
+        validate.unreadable(path, "it has no named columns; a schema is for tables, such as csv and parquet files")
     predicted = None if target is None else target.name
     check_names(names, declared, predicted)
     public = None
     if sample is not None:
         remedy = "give a file of rows that are public: the rows of this one are the private ones"
-        validate.check(Path(sample).resolve() != Path(path).resolve(), "sample", str(sample), remedy)
+        validate.check(not overlap(sample, path), "sample", str(sample), remedy)
         public = read(sample, reading=reading)
         usable = public.frame is not None and public.n > 0
         validate.check(usable, "sample", str(sample), "give a csv, tsv or parquet file with rows that are public")

@@ -118,7 +118,7 @@ def test_estimators_take_files(kind: str, tmp_path: Path) -> None:
     table, target = on_disk(kind, X, y, tmp_path)
     there = PrivateClassifier(classes=[0, 1], **options).fit(table, target)
     here = PrivateClassifier(classes=[0, 1], **options).fit(X, y)
-    np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(there._weights, here._weights, rtol=1e-7, atol=1e-9)
     rows = opened(table, target)[0]
     np.testing.assert_allclose(there.decision_function(rows), here.decision_function(X), rtol=1e-6, atol=1e-7)
     number = PrivateRegressor(target_bounds=(-4, 4), **options).fit(rows, X[:, 1])

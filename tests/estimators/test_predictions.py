@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import scipy.sparse as sp
+import sklearn
 from estimator_tables import X, classifier, labelled, numbered, regressor, slow_margins, sparse_rows, y
 from sklearn import base, linear_model, pipeline, preprocessing
 
@@ -80,7 +81,7 @@ def test_numbers_come_back_in_their_units(loss: str, bounds: Any) -> None:
 
 @pytest.mark.parametrize("scaled", [name for name in SCALED if name != "columns" and "smooth" not in name])
 def test_coefficients_give_the_margins_of_rows_that_no_map_shortens(scaled: str) -> None:
-    """But for "columns", which gives every row length 1, and smooth features, of which they are the linear part."""
+    """But for "columns", which gives every row length 1, and smooth features: there are none of these."""
     X, y = labelled()
     unit = X[:20] / np.linalg.norm(X[:20], axis=1, keepdims=True)  # for the map that gives every row length 1
     rows = unit if scaled == "unit" else X.mean(0) + 0.05 * labelled(20, seed=2)[0]
@@ -94,11 +95,39 @@ def test_coefficients_give_the_margins_of_rows_that_no_map_shortens(scaled: str)
         np.testing.assert_allclose(fitted.predict(rows), np.exp(linear) if loss == "poisson" else linear, rtol=1e-8)
 
 
+def test_smooth_features_of_one_function_a_column_have_coefficients() -> None:
+    flags, y = np.sign(labelled()[0]), labelled()[1]
+    model = classifier(**SCALED["smooth"], bounds=(-1, 1)).fit(flags, y)
+    seen = model.decision_function(flags)
+    assert np.isclose(seen, flags @ model.coef_[0] + model.intercept_, rtol=1e-8).any()
+
+
+@pytest.mark.parametrize("scaled", ["columns", "smooth"])
+def test_a_model_that_is_not_linear_in_the_rows_has_no_coefficients(scaled: str) -> None:
+    model = classifier(**SCALED["moments"]).fit(X, y)
+    assert hasattr(model, "coef_") and hasattr(model, "intercept_")
+    model.set_params(**SCALED[scaled]).fit(X, y)
+    assert set(model.effects()) == {"x0", "x1", "x2", "x3"} and "coef_" not in model._repr_html_()
+    for name in ("coef_", "intercept_"):
+        with pytest.raises(AttributeError, match=rf"{name} is not there, .* effects\(\) gives what each column adds"):
+            getattr(model, name)
+    assert not hasattr(classifier(), "coef_") and not hasattr(model, "other_")
+
+
+def test_repr_shows_epsilon_at_its_default_too() -> None:
+    fitted = PrivateClassifier(classes=[0, 1], bounds=(-2, 2)).fit(X, y)
+    assert repr(fitted) == "PrivateClassifier(epsilon=1.0, bounds=(-2, 2), classes=[0, 1])"
+    assert repr(PrivateRegressor()) == "PrivateRegressor(epsilon=1.0)"
+    assert repr(PrivateClassifier(epsilon=2.0)) == "PrivateClassifier(epsilon=2.0)"
+    with sklearn.config_context(print_changed_only=False):
+        assert repr(PrivateRegressor()).count("epsilon=") == 1
+
+
 @pytest.mark.parametrize("scale", ["auto", "none", "columns"])
 @pytest.mark.parametrize("bounds", [(-2, 2), None])
 def test_no_intercept_leaves_the_origin_alone(bounds: Any, scale: str) -> None:
     model = classifier(fit_intercept=False, scale=scale, step=None, bounds=bounds).fit(X, y)
-    assert model.intercept_.tolist() == [0.0] and model.decision_function(np.zeros((1, 4))).tolist() == [0.0]
+    assert model.decision_function(np.zeros((1, 4))).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("scale", ["auto", "none", "columns", "moments"])

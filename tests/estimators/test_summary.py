@@ -174,3 +174,15 @@ def test_every_type_of_column_is_counted_or_says_why_not() -> None:
     assert found.left_out == {kind: TYPES[kind].left_out for kind in TYPES if TYPES[kind].left_out}
     assert {column.name for column in found.columns} == TYPES.keys() - found.left_out.keys()
     assert ColumnType("a type of nobody's").left_out
+
+
+def test_a_range_between_whole_numbers_is_cut_at_whole_numbers() -> None:
+    """By the declared range alone: whether the entries are whole is not looked at."""
+    ages = np.arange(17, 90).repeat(30)
+    for entries in (ages, ages + 0.5):
+        column = private_summary({"age": entries}, {"age": [17, 90]}, epsilon=50.0)["age"]
+        inner = column.cells[1:-1]
+        assert [cell for cell, _ in inner[:2]] == ["17 to 21", "21 to 25"] and inner[-1][0] == "89 to 90"
+        assert max(abs(count - 120) for _, count in inner[:-1]) < 10
+    cells = private_summary({"n": [0.0, 1.0, 2.0] * 100}, {"n": [0, 2]}, epsilon=50.0)["n"].cells
+    assert len(cells) == 22 and all(abs(dict(cells)[cell] - 100) < 10 for cell in ("0 to 0.1", "1 to 1.1", "1.9 to 2"))

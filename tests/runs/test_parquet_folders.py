@@ -12,7 +12,8 @@ from command_line import invoke
 
 from isthmus.base import matrix, streamed
 from isthmus.base.streamed import Streamed
-from isthmus.tables.files import ParquetColumns, _types_of, columns_of, numbers_of, read
+from isthmus.tables.files import ParquetColumns, _types_of, columns_of, read
+from isthmus.tables.rows import numbers_of
 from isthmus.tables.schema import Schema
 
 N = 900

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -386,3 +388,31 @@ def test_a_record_that_hides_a_leak_is_refused() -> None:
     leak = data["privacy"]["leaks"][0]
     with pytest.raises(ValueError, match="as leaked"):
         Record.from_dict(data | {"words": data["words"].replace(leak, "")})
+
+
+# ---------------------------------------------------------------- patterns and queries
+
+
+def test_a_run_over_a_pattern_and_over_a_query_are_those_over_the_whole_csv() -> None:
+    """A file of the pattern is private also as test rows; what a query may do to a row is said."""
+    rows = Path(table(x=lambda k: k % 5)).read_text().splitlines(keepends=True)
+    for place, part in enumerate((rows[1:60], rows[60:])):
+        Path(f"part-{place}.csv").write_text(rows[0] + "".join(part))
+    with contextlib.closing(sqlite3.connect("t.sqlite")) as database:
+        database.execute("create table t (x text, y text)")
+        database.executemany("insert into t values (?, ?)", csv.reader(rows[1:]))
+        database.commit()
+    declared: dict[str, Any] = {"target": "y", "classes": ["no", "yes"], "columns": {"x": [0, 5]}}
+    whole, parts = rows_of("t.csv", **declared), rows_of("part-*.csv", **declared)
+    asked = rows_of("t.sqlite", **declared, query="select * from t")
+    for other in (parts, asked):
+        assert np.array_equal(other.x, whole.x) and np.array_equal(other.y, whole.y)
+    assert parts.notes == whole.notes and "one row of what the query gives" in asked.notes[-1]
+    for path in ("part-1.csv", "part-?.csv"):
+        with pytest.raises(InvalidInput, match="this is the file to train on"):
+            rows_of("part-*.csv", **declared, test=path)
+    with pytest.raises(InvalidInput, match="query='t' is not allowed: leave it out"):
+        rows_of("t.csv", **declared, query="t")
+    invoke("train", "t.sqlite", "--query", "select x, y from t", "-y", "y", "--classes", "no,yes", *QUICK, "--out", "r")
+    invoke("predict", "r", "t.sqlite", "-o", "o.csv")
+    assert len(Path("o.csv").read_text().splitlines()) == 121

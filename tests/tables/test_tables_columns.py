@@ -25,8 +25,9 @@ from isthmus.base.validate import InvalidInput
 from isthmus.runs.prepare import PreparedRows
 from isthmus.tables.columns import _as_days, day, number
 from isthmus.tables.encode import encode, encode_target
-from isthmus.tables.files import ParquetColumns, numbers_of, read
+from isthmus.tables.files import ParquetColumns, read
 from isthmus.tables.infer import infer
+from isthmus.tables.rows import numbers_of
 from isthmus.tables.schema import Column, Schema, Target
 
 # ---------------------------------------------------------------- numbers in text

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
+import json
+import sqlite3
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,10 @@ import scipy.sparse as sp
 
 from isthmus.base.streamed import opened
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.files import Reading, _types_of, columns_of, numbers_of, read, write
+from isthmus.tables.encode import encode
+from isthmus.tables.files import Reading, _types_of, columns_of, overlap, read, write
 from isthmus.tables.infer import infer
+from isthmus.tables.rows import numbers_of
 from isthmus.tables.schema import Schema
 
 
@@ -193,7 +199,7 @@ def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
     assert "secret" not in refused(path, "a line is not of the form `label index:value")
 
 
-@pytest.mark.parametrize("name", ["t.xlsx", "t", "t.json"])
+@pytest.mark.parametrize("name", ["t.xls", "t", "t.json"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(InvalidInput, match="save other formats as csv first"):
@@ -232,3 +238,109 @@ def test_what_is_written_can_be_read(tmp_path: Path, suffix: str) -> None:
 def test_outputs_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"end it in \.csv"):
         write(tmp_path / "out.doc", {"prediction": np.zeros(1)})
+
+
+# ---------------------------------------------------------------- sheets, lines of JSON, queries, patterns
+
+
+PEOPLE = [("0123", 31, "low"), ("Oslo", None, "high"), ("3,5", 7.5, None)]
+
+
+def written_as(folder: Path, kind: str) -> tuple[Path, Reading]:
+    """The same rows in a file of each kind."""
+    path, columns = folder / f"people.{kind}", ("city", "age", "income")
+    if kind == "jsonl":
+        path.write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in PEOPLE))
+    elif kind == "feather":
+        pandas.DataFrame(PEOPLE, columns=columns).to_feather(path)
+    elif kind == "xlsx":
+        book = pytest.importorskip("openpyxl").Workbook()
+        for row in (columns, *PEOPLE):
+            book.active.append(row)
+        book.save(path)
+    else:
+        connect = sqlite3.connect
+        if kind == "duckdb":
+            connect = pytest.importorskip("duckdb").connect
+        with contextlib.closing(connect(str(path))) as database:
+            database.execute("create table people (city text, age real, income text)")
+            database.executemany("insert into people values (?, ?, ?)", PEOPLE)
+            database.commit()
+        return path, Reading(query="select * from people; ")
+    return path, Reading()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "feather", "xlsx", "sqlite", "duckdb"])
+def test_a_table_of_another_kind_is_read_as_the_csv_of_its_rows(tmp_path: Path, kind: str) -> None:
+    path, reading = written_as(tmp_path, kind)
+    text = tmp_path / "people.csv"
+    text.write_text('city,age,income\n0123,31,low\nOslo,,high\n"3,5",7.5,\n')
+    assert columns_of(path, reading) == columns_of(text) == ["city", "age", "income"]
+    schema = Schema.from_toml('[columns]\ncity = ["0123", "Oslo", "3,5"]\nage = [0, 100]\nincome = "hash"')
+    table = read(path, reading=reading)
+    assert table.name == "people" and table.n == 3
+    assert np.array_equal(numbers_of(table.frame, schema), numbers_of(read(text).frame, schema))
+    path.write_bytes(b"nonsense")
+    refused(path, "Cannot read", reading=reading)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("xlsx", "openpyxl"), ("duckdb", "duckdb"), ("feather", "pyarrow")])
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
+) -> None:
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(path, rf"{package} is needed for it; in a clone .*'.\[table\]'", reading=Reading(query="q"))
+
+
+def test_lines_of_json_have_the_names_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1, "b": null}\n\n{"b": [1, 2]}\n'))
+    frame = read(path).frame
+    assert frame["a"].tolist() == [1, None] and frame["b"].tolist() == [None, "[1, 2]"]
+    path = tmp_path / "t.jsonl"
+    for content, words in (
+        ('{"a": 1}\n{"a": 2, "secret": 3}', "line 2 has a name that the first line does not have: every name must"),
+        ('{"a": 1}\n[3]', "line 2 is no JSON object"),
+        ('{"a": 1}\n{"secret', "it is damaged, its name ends wrongly, or a query fails"),
+        ("", "it is empty"),
+    ):
+        path.write_text(content)
+        assert "secret" not in refused(path, words)
+
+
+def test_a_query_says_which_rows_are_meant(tmp_path: Path) -> None:
+    path, _ = written_as(tmp_path, "sqlite")
+    refused(path, "query=None is not allowed: say which rows are meant, as in --query")
+    refused(path, "the query cannot be asked of it .no such column: wage", reading=Reading(query="select wage"))
+    refused(path, "the query cannot be asked of it", reading=Reading(query="delete from people"))
+    assert read(path, reading=Reading(query="select age from people where age > 8 -- adults")).n == 1
+
+
+def test_a_sheet_is_named_where_there_are_several(tmp_path: Path) -> None:
+    book, path = pytest.importorskip("openpyxl").Workbook(), tmp_path / "t.xlsx"
+    book.create_sheet("people").append(["when", "n", None])
+    book["people"].append([datetime(2024, 1, 2), "7", None])
+    book["people"].append([None, None, None])
+    book.save(path)
+    refused(path, r"name the sheet that is meant, one of \['Sheet', 'people'\]")
+    table = read(path, reading=Reading(query="people"))
+    assert table.n == 1 and table.frame["n"].tolist() == ["7"] and list(table.frame.columns) == ["when", "n"]
+    assert encode(table.frame, Schema.from_toml("[columns.when]\ntype = 'date'\nbounds = [2020-01-01, 2030-01-01]")) > 0
+    book["people"].append([None, None, "secret"])
+    book.save(path)
+    assert "secret" not in refused(path, "row 3 has more entries", reading=Reading(query="people"))
+
+
+def test_files_that_match_a_pattern_are_one_table(tmp_path: Path) -> None:
+    for place, text in enumerate(("a,b\n1,x\n", "b,a\ny,2\nz,3\n")):
+        (tmp_path / f"part-{place}.csv").write_text(text)
+        pandas.read_csv(tmp_path / f"part-{place}.csv").to_parquet(tmp_path / f"part-{place}.parquet")
+    pattern = tmp_path / "part-*.csv"
+    assert columns_of(pattern) == ["a", "b"] and read(pattern).frame["a"].tolist() == ["1", "2", "3"]
+    assert read(tmp_path / "part-?.parquet").frame["a"].tolist() == [1, 2, 3]
+    assert overlap(pattern, tmp_path / "part-1.csv") and not overlap(pattern, tmp_path / "part-1.parquet")
+    refused(tmp_path / "rest-*.csv", "File not found")
+    (tmp_path / "part-2.csv").write_text("a,c\n1,2\n")
+    refused(pattern, "give files with the same named columns and separator")
