@@ -20,6 +20,7 @@ from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor, TableEnco
 from isthmus.cli import main
 from isthmus.estimators.stateless_steps import _learners
 from isthmus.tables.encode import encode
+from isthmus.tables.schema import Schema
 
 COLUMNS = {
     "age": (0, 100),
@@ -138,6 +139,18 @@ def test_types_tell_numbers_and_truth_values_and_nothing_else() -> None:
     assert TableEncoder(undeclared="drop", columns={"a": "number"}).fit(frame).schema_.features == ["a"]
     with pytest.raises(InvalidInput, match=r"columns=\['b', 'c'"):
         TableEncoder({"a": "number"}, undeclared="refuse").fit(frame)
+
+
+def test_missing_entries_of_all_columns_are_declared_once() -> None:
+    frame = pandas.DataFrame({"x": [1.0, -999.0], "city": ["Rome", "unknown"], "n": ["7", "-999.00"]})
+    other = TableEncoder({"city": ["Rome"]}, missing=["unknown"]).fit_transform({"city": ["Oslo", "unknown"]})
+    assert other.tolist() == [[0, 1, 0], [0, 0, 1]]
+    columns = {"x": (0, 4), "city": ["Rome"], "n": {"bounds": (0, 8), "missing": "indicator"}}
+    encoder = TableEncoder(columns, missing=[-999, "unknown"])
+    assert encoder.fit_transform(frame).tolist() == [[1, 1, 0, 0, 7, 0], [2, 0, 0, 1, 4, 1]]
+    assert TableEncoder(undeclared="drop", missing=["-999"]).get_params()["missing"] == ["-999"]
+    again = Schema.from_toml(encoder.to_toml())
+    assert [column.absent for column in again.columns] == [("-999", "unknown")] * 3
 
 
 def test_words_of_a_type_count_when_somebody_declares_them() -> None:
