@@ -303,33 +303,32 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-        ({"share": 1.0}, "share"),
-        ({"validation": 0.0}, "validation"),
-        ({"estimator": FunctionTransformer()}, "estimator"),
-        ({"estimator": make_pipeline(classifier())}, "before the search"),
-        ({"estimator": classifier(ledger="a.ledger")}, "estimator.ledger"),
-        ({"estimator": classifier(checkpoint="a.state")}, "estimator.checkpoint"),
-        ({"estimator": classifier(noise_seed=0)}, "estimator.noise_seed"),
-        ({"estimator": regressor(target_bounds=None)}, "target_bounds"),
-        ({"estimator": regressor(target_bounds="data")}, "target_bounds"),
-        ({"estimator": classifier(l2=-1.0)}, "l2"),
-        ({"param_grid": {"max_iter": [1]}}, "at least two"),
-        ({"param_grid": {"epsilon": [1.0, 2.0]}}, "epsilon"),
-        ({"param_grid": {"noise_seed": [1, 2]}}, "noise_seed"),
-        ({"param_grid": {"max_weight": [1.0, 2.0]}}, "max_weight"),
-        ({"param_grid": {"step": [1.0, -1.0]}}, "step"),
-        ({"param_grid": {"max_iter": list(range(1, 40))}}, "try fewer"),
-        ({"param_grid": {"algorithm": ["dp_gd", "dp_sgd"]}}, "look at all records"),
-        ({"param_grid": {"algorithm": ["priv_sgd"], "as_published": [False, True]}}, "as_published"),
-    ],
-    ids=lambda value: str(value)[:50],
-)
+WRONG = [
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"epsilon": math.inf}, "epsilon"),
+    ({"delta": 1.0}, "delta"),
+    ({"share": 1.0}, "share"),
+    ({"validation": 0.0}, "validation"),
+    ({"estimator": FunctionTransformer()}, "estimator"),
+    ({"estimator": make_pipeline(classifier())}, "before the search"),
+    ({"estimator": classifier(ledger="a.ledger")}, "estimator.ledger"),
+    ({"estimator": classifier(checkpoint="a.state")}, "estimator.checkpoint"),
+    ({"estimator": classifier(noise_seed=0)}, "estimator.noise_seed"),
+    ({"estimator": regressor(target_bounds=None)}, "target_bounds"),
+    ({"estimator": regressor(target_bounds="data")}, "target_bounds"),
+    ({"estimator": classifier(l2=-1.0)}, "l2"),
+    ({"param_grid": {"max_iter": [1]}}, "at least two"),
+    ({"param_grid": {"epsilon": [1.0, 2.0]}}, "epsilon"),
+    ({"param_grid": {"noise_seed": [1, 2]}}, "noise_seed"),
+    ({"param_grid": {"max_weight": [1.0, 2.0]}}, "max_weight"),
+    ({"param_grid": {"step": [1.0, -1.0]}}, "step"),
+    ({"param_grid": {"max_iter": list(range(1, 40))}}, "try fewer"),
+    ({"param_grid": {"algorithm": ["dp_gd", "dp_sgd"]}}, "look at all records"),
+    ({"param_grid": {"algorithm": ["priv_sgd"], "as_published": [False, True]}}, "as_published"),
+]
+
+
+@pytest.mark.parametrize(("changes", "word"), WRONG, ids=lambda value: str(value)[:50])
 def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
     ledger = privacy.Ledger()
     options = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}

@@ -346,13 +346,13 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
     assert accounting._exact(math.inf, "delta", 0.0) == accounting._exact(math.inf, "epsilon", DELTA) == 0.0
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        compose([dpa.LaplaceDpEvent(1e-8), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1e-8), 10**200)]),
-        some(dpa.LaplaceDpEvent(_NO_NOISE / 2)),
-    ],
-)
+BEYOND = [
+    compose([dpa.LaplaceDpEvent(1e-8), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1e-8), 10**200)]),
+    some(dpa.LaplaceDpEvent(_NO_NOISE / 2)),
+]
+
+
+@pytest.mark.parametrize("event", BEYOND)
 def test_a_cost_that_no_number_holds_is_infinite(event: Any) -> None:
     assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
 

@@ -131,18 +131,18 @@ def test_an_entry_with_digits_is_never_missing_without_a_word(word: str) -> None
     assert encode(pandas.DataFrame({"a": ["1", "unknown", "n/a", "3"]}), schema)[:, 0].tolist() == [1, 4.5, 4.5, 3]
 
 
-@pytest.mark.parametrize(
-    ("words", "numbers"),
-    [
-        (["44.4k", "1.5M", "900"], [44_400, 1_500_000, 900]),
-        (["(817)", "12", "($3.5)"], [-817, 12, -3.5]),
-        (["729.5-", "1,200-", "8"], [-729.5, -1200, 8]),
-        (["12 USD", "USD 7", "9"], [12, 7, 9]),
-        (["91.7%", "(8%)", "0"], [91.7, -8, 0]),
-        (["91.7%", ".237"], None),
-        (["12 USD", "7 EUR"], None),
-    ],
-)
+MARKED = [
+    (["44.4k", "1.5M", "900"], [44_400, 1_500_000, 900]),
+    (["(817)", "12", "($3.5)"], [-817, 12, -3.5]),
+    (["729.5-", "1,200-", "8"], [-729.5, -1200, 8]),
+    (["12 USD", "USD 7", "9"], [12, 7, 9]),
+    (["91.7%", "(8%)", "0"], [91.7, -8, 0]),
+    (["91.7%", ".237"], None),
+    (["12 USD", "7 EUR"], None),
+]
+
+
+@pytest.mark.parametrize(("words", "numbers"), MARKED)
 def test_numbers_with_marks_are_read_as_they_are_or_refused(words: list[str], numbers: list[float] | None) -> None:
     """Declared or not: one unit in a column, or none."""
     values = pandas.Series(words * 10, dtype=object)
