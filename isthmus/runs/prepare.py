@@ -24,7 +24,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.columns import as_labels, as_numbers, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Table, check_numbers, columns_of, read
+from isthmus.tables.files import Table, check_numbers, columns_of, format_of, read
 from isthmus.tables.infer import check_decimal, infer
 from isthmus.tables.rows import Rows, numbers_of
 from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
@@ -107,7 +107,7 @@ def prepare(
         known = "the names of the columns"
         schema, more, notes = _complete(settings, declared, table, public)
         leaks, notes = leaks + more, [*notes, "rows without a target are left out"]
-    if settings.query and not settings.data.lower().endswith(".xlsx"):
+    if settings.query and format_of(settings.data) != "sheet":
         notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)

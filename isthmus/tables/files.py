@@ -39,7 +39,7 @@ from isthmus.base.atomic import atomic_write
 from isthmus.base.parquet import column_names, matching, parquet_dataset, tables_of
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
-from isthmus.tables.sources import _of_duckdb, _of_sqlite, _sheet, import_or_say
+from isthmus.tables.sources import _import_or_say, _of_duckdb, _of_sqlite, _sheet
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -116,7 +116,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
     """
     file, reading = Path(path), reading or Reading()
-    kind = _format(file)
+    kind = format_of(file)
     kinds = "csv, tsv or JSON lines (also .gz, .bz2), parquet (also a folder of it), feather, Excel (.xlsx), SQLite, "
     kinds += "DuckDB, npz or libsvm; save other formats as csv first"
     validate.check(kind in _READERS, "data", str(path), f"give a file of {kinds}")
@@ -147,24 +147,14 @@ def overlap(path: str | Path, other: str | Path) -> bool:
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
     pattern, reading = Path(path), reading or Reading()
-    kind, file = _format(pattern), next(iter(matching(pattern)), pattern)
+    kind, file = format_of(pattern), next(iter(matching(pattern)), pattern)
     if kind in _ARROW and os.path.exists(file):
         return list(_stored_names(pattern, parquet_dataset(pattern, "data").schema))
     if kind == "text" or kind in _SOURCES:
         validate.present(os.path.isfile(file), path)
     if kind == "text":
         return _header(file, reading)[0]
-    return next(_entries_of(file, kind, reading)) if kind in _SOURCES else None
-
-
-def is_libsvm(path: str | Path) -> bool:
-    """Whether a file is of that kind, by its name."""
-    return _format(Path(path)) == "libsvm"
-
-
-def takes_query(path: str | Path) -> bool:
-    """Whether a file may hold several tables, by its name."""
-    return _format(Path(path)) in ("sheet", "sqlite", "duckdb")
+    return list(map(str, next(_entries_of(file, kind, reading)))) if kind in _SOURCES else None
 
 
 def has_part(path: str | Path, part: str) -> bool:
@@ -174,7 +164,7 @@ def has_part(path: str | Path, part: str) -> bool:
     False
     """
     file = Path(path)
-    if _format(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
+    if format_of(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as stored:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
@@ -183,7 +173,7 @@ def has_part(path: str | Path, part: str) -> bool:
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet or feather file, by its stored types; no row is read."""
     file, kinds = Path(path), {}
-    if _format(file) in _ARROW:
+    if format_of(file) in _ARROW:
         from pyarrow import types
 
         schema = parquet_dataset(file, "data").schema
@@ -215,8 +205,8 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            import_or_say("pyarrow", path)
-            import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
+            _import_or_say("pyarrow", path)
+            _import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
@@ -227,8 +217,9 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 # ---------------------------------------------------------------- by kind
 
 
-def _format(file: Path) -> str:
+def format_of(path: str | Path) -> str:
     """The format of a file by its name, "" for any other; texts may be packed."""
+    file = Path(path)
     try:
         if file.is_dir():
             return "parquet"
@@ -293,10 +284,10 @@ def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
         _bad_encoding(file, reading)
 
 
-def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
+def _framed(names: Sequence[str], rows: Iterator[Sequence[object]]) -> NamedColumns:
     """Rows as columns of entries; a short row has nothing in the last ones."""
     blocks = [np.empty((0, len(names)), dtype=object)]
-    while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+    while block := [[*row, *[None] * (len(names) - len(row))] for row in islice(rows, _BLOCK)]:
         blocks.append(np.array(block, dtype=object))
     entries = np.concatenate(blocks)
     return NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
@@ -305,12 +296,12 @@ def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
 def _source_reader(kind: str) -> Callable[[Path, str, str, Reading], Table]:
     def table(file: Path, name: str, part: str, reading: Reading) -> Table:
         rows = _entries_of(file, kind, reading)
-        return Table(name, _framed(next(rows), rows))
+        return Table(name, _framed(list(map(str, next(rows))), rows))
 
     return table
 
 
-def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
+def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[Sequence[object]]:
     """The names of the columns, then the entries of each row; lists and the like as their text."""
     try:
         rows = _SOURCES[kind](file, reading)
@@ -330,7 +321,7 @@ def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
         validate.unreadable(file, f"{causes} ({type(error).__name__})")
 
 
-def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
+def _json_lines(file: Path, reading: Reading) -> Iterator[Sequence[object]]:
     """One object a line; the first one names the columns, as the header of a csv does."""
     names: list[str] = []
     with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading)) as lines:
@@ -438,8 +429,8 @@ class ParquetColumns(NamedColumns):
     """The columns of Parquet or Feather files, read one at a time; `kept` are the rows that count."""
 
     def __init__(self, file: Path) -> None:
-        import_or_say("pyarrow", file)
-        import_or_say("pandas", file)
+        _import_or_say("pyarrow", file)
+        _import_or_say("pandas", file)
         self.file, self.dataset = file, parquet_dataset(file, "data")
         self.stored = _stored_names(file, self.dataset.schema)
         with self._readable():
@@ -499,7 +490,7 @@ _FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm") | dict
 _FORMATS |= {"xlsx": "sheet", "duckdb": "duckdb"} | dict.fromkeys(("sqlite", "sqlite3", "db"), "sqlite")
 _FORMATS |= dict.fromkeys(("feather", "arrow"), "arrow")
 _ARROW = ("parquet", "arrow")
-_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[Any]]]] = {
+_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[object]]]] = {
     "json": _json_lines,
     "sheet": lambda file, reading: _sheet(file, reading.query),
     "sqlite": lambda file, reading: _of_sqlite(file, reading.query),
