@@ -158,9 +158,10 @@ def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str
     target = schema.target
     if target is not None and target.name not in schema.names:
         if target.classes is not None:
-            declared.append(Column(target.name, "category", categories=target.classes))
+            declared.append(Column(target.name, "category", categories=target.classes, absent=schema.missing))
         elif target.task != "classification":
-            declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
+            number = Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or ".")
+            declared.append(replace(number, absent=schema.missing))
     absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
     validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
     why = {column.name: TYPES[column.type].left_out for column in declared}

@@ -61,6 +61,8 @@ class Table:
     """What the reading had to take from the values, in words: each is a privacy leak unless the file is public."""
     separator: str | None = None
     """Of the columns of a text file, by which the signs in its numbers are judged."""
+    nameless: int = 0
+    """How many columns at its end have no name, and are left out."""
 
     @property
     def n(self) -> int:
@@ -154,7 +156,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
         validate.present(os.path.isfile(file), path)
     if kind == "text":
         return _header(file, reading)[0]
-    return next(_entries_of(file, kind, reading)) if kind in _SOURCES else None
+    return next(_entries_of(file, kind, reading))[0] if kind in _SOURCES else None
 
 
 def is_libsvm(path: str | Path) -> bool:
@@ -254,8 +256,11 @@ def _unpacked(file: Path) -> Iterator[None]:
         validate.unreadable(file, f"it was cut or altered, or its name ends wrongly ({error})")
 
 
-def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
-    """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
+def _header(file: Path, reading: Reading) -> tuple[list[str], str, int]:
+    """The names in the first line, each of them once, and the separator between them; no other line is looked at.
+
+    Separators at its end, which spreadsheets leave there, name no columns.
+    """
     try:
         with _unpacked(file), _open(file) as stream:  # not a byte of the rows after it is looked at
             letters = codecs.iterdecode(iter(partial(stream.read, 1), b""), _codec(reading))
@@ -266,7 +271,8 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     names = next(_rows([line], file, separator), None)
     if names is None:
         validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
-    return _stripped_names(names, file), separator
+    named, nameless = _names_of(names, file)
+    return named, separator, nameless
 
 
 def _codec(reading: Reading) -> str:
@@ -282,13 +288,13 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
 
 def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
-    names, separator = _header(file, reading)
+    names, separator, nameless = _header(file, reading)
     try:
         with _unpacked(file), _open(file) as stream:
             lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
             rows = _rows(lines, file, separator, len(names))
             next(rows)
-            return Table(name, _framed(names, rows), separator=separator)
+            return Table(name, _framed(names, rows), separator=separator, nameless=nameless)
     except UnicodeError:
         _bad_encoding(file, reading)
 
@@ -305,22 +311,24 @@ def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
 def _source_reader(kind: str) -> Callable[[Path, str, str, Reading], Table]:
     def table(file: Path, name: str, part: str, reading: Reading) -> Table:
         rows = _entries_of(file, kind, reading)
-        return Table(name, _framed(next(rows), rows))
+        names, nameless = next(rows)
+        return Table(name, _framed(names, rows), nameless=nameless)
 
     return table
 
 
 def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
-    """The names of the columns, then the entries of each row; lists and the like as their text."""
+    """The names of the columns and how many have none, then the entries of each row; lists and the like as text."""
     try:
         rows = _SOURCES[kind](file, reading)
-        names = _stripped_names(next(rows, ()), file)
+        names, nameless = _names_of(next(rows, ()), file)
         validate.require(bool(names), f"Cannot read {file}: it is empty, and has no names of columns")
-        yield names
+        yield [names, nameless]
         for number, row in enumerate(rows, 2):
-            if len(row) > len(names):
+            if any(map(_holds, row[len(names) :])):
                 validate.unreadable(file, f"row {number} has more entries than there are names of columns")
-            yield [str(entry) if isinstance(entry, (list, dict, tuple)) else entry for entry in row]
+            if any(map(_holds, row)):
+                yield [str(item) if isinstance(item, (list, dict, tuple)) else item for item in row[: len(names)]]
     except validate.InvalidInput:
         raise
     except UnicodeDecodeError:
@@ -349,14 +357,18 @@ def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
 
 
 def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
-    """The lines that hold something; one that is too long, or has a quote that does not close, would move others."""
+    """The lines that hold something; one that is too long, or has a quote that does not close, would move others.
+
+    A line of separators alone, as spreadsheets write below a table, is no record; nor do separators at a line's end
+    make it too long.
+    """
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
         for row in reader:
-            if len(row) > width:
+            if any(map(_holds, row[width:])):
                 _bad_line(file, f"Expected {width} fields in line {reader.line_num}, saw {len(row)}")
-            if row not in ([], [""]):
-                yield [entry or None for entry in row]
+            if any(map(_holds, row)):
+                yield [entry or None for entry in row[:width]]
     except csv.Error as error:
         _bad_line(file, f"{error} in line {reader.line_num}")
 
@@ -410,6 +422,17 @@ def _read_libsvm(file: Path, name: str, part: str, reading: Reading) -> Table:
         validate.unreadable(file, f"a line is not of the form `label index:value ...` with indices from 1; {where}")
     note = f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features"
     return Table(name, x=x, y=y, notes=(note,) * (not reading.features))
+
+
+def _holds(entry: object) -> bool:
+    """Whether an entry of a row is more than blanks."""
+    return entry is not None and str(entry).strip() != ""
+
+
+def _names_of(given: Sequence[object], file: Path) -> tuple[list[str], int]:
+    """The names of the columns up to the last one that has a name, and how many come after it."""
+    end = max((place for place, name in enumerate(given, 1) if str(name or "").strip()), default=0)
+    return _stripped_names(given[:end], file), len(given) - end
 
 
 def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
