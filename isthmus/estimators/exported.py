@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from isthmus.problems.scaling import RowMap
 if TYPE_CHECKING:
     from isthmus.estimators.linear import _PrivateLinear
 
-Plain: TypeAlias = LinearRegression | LogisticRegression | LinearSVC
+_Plain: TypeAlias = LinearRegression | LogisticRegression | LinearSVC
 """What scikit-learn predicts with."""
 _NOT_LINEAR = (
     "This model is not linear in rows within its bounds, for it has smooth features, shortens rows or predicts counts: "
@@ -30,7 +31,7 @@ _NOT_LINEAR = (
 )
 
 
-def to_sklearn(estimator: _PrivateLinear) -> Plain:
+def _to_sklearn(estimator: _PrivateLinear) -> _Plain:
     """The coefficients in an estimator of scikit-learn; see `PrivateClassifier.to_sklearn`."""
     check_is_fitted(estimator)
     validate.require(_is_linear(estimator), _NOT_LINEAR)
@@ -115,7 +116,7 @@ def to_onnx(estimator: _PrivateLinear, path: str | Path) -> None:
 class _Graph:
     """Operations of ONNX, one after the other; an array among their inputs becomes a constant."""
 
-    def __init__(self, onnx: Any) -> None:
+    def __init__(self, onnx: ModuleType) -> None:
         self.onnx, self.nodes, self.constants = onnx, list[object](), list[object]()
 
     def add(self, operation: str, *inputs: str | np.ndarray | np.float64, name: str = "", **how: int) -> str:

@@ -552,13 +552,13 @@ class _PrivateLinear(_PrivateEstimator):
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
         stored.save(self, path)
 
-    def to_sklearn(self) -> exported.Plain:
+    def to_sklearn(self) -> exported._Plain:
         """A linear model as a plain estimator of scikit-learn, with the statement in words as `privacy_statement_`.
 
         A `LinearRegression`, a `LogisticRegression`, or a `LinearSVC` where there are no probabilities: it predicts the
         same for rows within the bounds (or no longer than `data_norm`); others it neither clips nor shortens.
         """
-        return exported.to_sklearn(self)
+        return exported._to_sklearn(self)
 
     # ------------------------------------------------------------ what follows from the parameters alone
 

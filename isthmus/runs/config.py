@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import isthmus
 from isthmus.base import shapes, validate
 from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
-from isthmus.tables.files import Reading, has_part, is_libsvm, overlap, takes_query
+from isthmus.tables.files import Reading, format_of, has_part, overlap
 from isthmus.tables.schema import (
     RANGE,
     SIGN,
@@ -267,9 +267,9 @@ def target_of(settings: Settings) -> Target | None:
 def _check_files(settings: Settings) -> None:
     """Refuse options of another kind of file, and private rows that would be declared public by giving them twice."""
     for name, value in (("features", settings.features), ("zero_based", settings.zero_based)):
-        fits = not value or is_libsvm(settings.data)
+        fits = not value or format_of(settings.data) == "libsvm"
         validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
-    fits = not settings.query or takes_query(settings.data)
+    fits = not settings.query or format_of(settings.data) in ("sheet", "sqlite", "duckdb")
     validate.check(fits, "query", settings.query, "leave it out: it is for SQLite, DuckDB and Excel files")
     twice = ": this is the file to train on, whose rows are private"
     other = "give a file of other rows, which are public, or leave it out" + twice

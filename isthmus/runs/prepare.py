@@ -24,7 +24,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
 from isthmus.tables.columns import as_labels, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Table, check_numbers, columns_of, read
+from isthmus.tables.files import Table, check_numbers, columns_of, format_of, read
 from isthmus.tables.infer import guess_task, infer, target_numbers
 from isthmus.tables.rows import Rows, numbers_of
 from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
@@ -108,7 +108,7 @@ def prepare(
         notes.append(f"the columns at the end without a name ({table.nameless}) are empty and left out")
     remedy = "leave it out: it is for tables with named columns"
     validate.check(table.frame is not None or not settings.missing, "missing", settings.missing, remedy)
-    if settings.query and not settings.data.lower().endswith(".xlsx"):
+    if settings.query and format_of(settings.data) != "sheet":
         notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)

@@ -39,7 +39,7 @@ from isthmus.base.atomic import atomic_write
 from isthmus.base.parquet import column_names, matching, parquet_dataset, tables_of
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
-from isthmus.tables.sources import _of_duckdb, _of_sqlite, _sheet, import_or_say
+from isthmus.tables.sources import _import_or_say, _of_duckdb, _of_sqlite, _sheet
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -118,7 +118,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
     """
     file, reading = Path(path), reading or Reading()
-    kind = _format(file)
+    kind = format_of(file)
     kinds = "csv, tsv or JSON lines (also .gz, .bz2), parquet (also a folder of it), feather, Excel (.xlsx), SQLite, "
     kinds += "DuckDB, npz or libsvm; save other formats as csv first"
     validate.check(kind in _READERS, "data", str(path), f"give a file of {kinds}")
@@ -149,7 +149,7 @@ def overlap(path: str | Path, other: str | Path) -> bool:
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
     pattern, reading = Path(path), reading or Reading()
-    kind, file = _format(pattern), next(iter(matching(pattern)), pattern)
+    kind, file = format_of(pattern), next(iter(matching(pattern)), pattern)
     if kind in _ARROW and os.path.exists(file):
         return list(_stored_names(pattern, parquet_dataset(pattern, "data").schema))
     if kind == "text" or kind in _SOURCES:
@@ -159,16 +159,6 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     return next(_entries_of(file, kind, reading))[0] if kind in _SOURCES else None
 
 
-def is_libsvm(path: str | Path) -> bool:
-    """Whether a file is of that kind, by its name."""
-    return _format(Path(path)) == "libsvm"
-
-
-def takes_query(path: str | Path) -> bool:
-    """Whether a file may hold several tables, by its name."""
-    return _format(Path(path)) in ("sheet", "sqlite", "duckdb")
-
-
 def has_part(path: str | Path, part: str) -> bool:
     """Whether an npz file has arrays of its own for "train" or "test" rows, by their names alone.
 
@@ -176,7 +166,7 @@ def has_part(path: str | Path, part: str) -> bool:
     False
     """
     file = Path(path)
-    if _format(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
+    if format_of(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as stored:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
@@ -185,7 +175,7 @@ def has_part(path: str | Path, part: str) -> bool:
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet or feather file, by its stored types; no row is read."""
     file, kinds = Path(path), {}
-    if _format(file) in _ARROW:
+    if format_of(file) in _ARROW:
         from pyarrow import types
 
         schema = parquet_dataset(file, "data").schema
@@ -217,8 +207,8 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            import_or_say("pyarrow", path)
-            import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
+            _import_or_say("pyarrow", path)
+            _import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
@@ -229,8 +219,9 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 # ---------------------------------------------------------------- by kind
 
 
-def _format(file: Path) -> str:
+def format_of(path: str | Path) -> str:
     """The format of a file by its name, "" for any other; texts may be packed."""
+    file = Path(path)
     try:
         if file.is_dir():
             return "parquet"
@@ -299,10 +290,10 @@ def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
         _bad_encoding(file, reading)
 
 
-def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
+def _framed(names: Sequence[str], rows: Iterator[Sequence[object]]) -> NamedColumns:
     """Rows as columns of entries; a short row has nothing in the last ones."""
     blocks = [np.empty((0, len(names)), dtype=object)]
-    while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+    while block := [[*row, *[None] * (len(names) - len(row))] for row in islice(rows, _BLOCK)]:
         blocks.append(np.array(block, dtype=object))
     entries = np.concatenate(blocks)
     return NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
@@ -338,7 +329,7 @@ def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
         validate.unreadable(file, f"{causes} ({type(error).__name__})")
 
 
-def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
+def _json_lines(file: Path, reading: Reading) -> Iterator[Sequence[object]]:
     """One object a line; the first one names the columns, as the header of a csv does."""
     names: list[str] = []
     with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading)) as lines:
@@ -461,8 +452,8 @@ class ParquetColumns(NamedColumns):
     """The columns of Parquet or Feather files, read one at a time; `kept` are the rows that count."""
 
     def __init__(self, file: Path) -> None:
-        import_or_say("pyarrow", file)
-        import_or_say("pandas", file)
+        _import_or_say("pyarrow", file)
+        _import_or_say("pandas", file)
         self.file, self.dataset = file, parquet_dataset(file, "data")
         self.stored = _stored_names(file, self.dataset.schema)
         with self._readable():
@@ -522,7 +513,7 @@ _FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm") | dict
 _FORMATS |= {"xlsx": "sheet", "duckdb": "duckdb"} | dict.fromkeys(("sqlite", "sqlite3", "db"), "sqlite")
 _FORMATS |= dict.fromkeys(("feather", "arrow"), "arrow")
 _ARROW = ("parquet", "arrow")
-_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[Any]]]] = {
+_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[object]]]] = {
     "json": _json_lines,
     "sheet": lambda file, reading: _sheet(file, reading.query),
     "sqlite": lambda file, reading: _of_sqlite(file, reading.query),

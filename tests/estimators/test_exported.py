@@ -38,16 +38,16 @@ def two(**options: Any) -> PrivateClassifier:
     )
 
 
-@pytest.mark.parametrize(
-    ("made", "kind"),
-    [
-        (lambda: two(), LogisticRegression),
-        (lambda: classifier(), LogisticRegression),
-        (lambda: two(loss="hinge"), LinearSVC),
-        (lambda: regressor(), LinearRegression),
-        (lambda: regressor(bounds=None, data_norm=2.0), LinearRegression),
-    ],
-)
+AS_SKLEARN = [
+    (lambda: two(), LogisticRegression),
+    (lambda: classifier(), LogisticRegression),
+    (lambda: two(loss="hinge"), LinearSVC),
+    (lambda: regressor(), LinearRegression),
+    (lambda: regressor(bounds=None, data_norm=2.0), LinearRegression),
+]
+
+
+@pytest.mark.parametrize(("made", "kind"), AS_SKLEARN)
 def test_scikit_learn_predicts_as_the_model_within_the_bounds(made: Callable[[], Any], kind: type) -> None:
     model = made()
     plain = pickle.loads(pickle.dumps(model.to_sklearn()))
@@ -67,18 +67,18 @@ def test_a_model_that_scikit_learn_would_predict_otherwise_is_refused() -> None:
             regressor(**options).to_sklearn()
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        *(two, classifier, lambda: two(loss="hinge"), regressor, lambda: regressor(scale="auto", bounds=None)),
-        *(lambda: two(features="smooth", scale="auto"), lambda: classifier(scale="moments")),
-        lambda: regressor(data_norm=0.5),
-        lambda: PrivateRegressor(loss="poisson", target_bounds=(0, 5), bounds=(-1, 1)).fit(X, LABELS),
-        lambda: PrivateClassifier(epsilon=float("inf")).fit(X, LABELS),
-        lambda: two(bounds=None, data_norm="unit", fit_intercept=False),
-        lambda: two(scale="columns", fit_intercept=False),
-    ],
-)
+AS_ONNX = [
+    *(two, classifier, lambda: two(loss="hinge"), regressor, lambda: regressor(scale="auto", bounds=None)),
+    *(lambda: two(features="smooth", scale="auto"), lambda: classifier(scale="moments")),
+    lambda: regressor(data_norm=0.5),
+    lambda: PrivateRegressor(loss="poisson", target_bounds=(0, 5), bounds=(-1, 1)).fit(X, LABELS),
+    lambda: PrivateClassifier(epsilon=float("inf")).fit(X, LABELS),
+    lambda: two(bounds=None, data_norm="unit", fit_intercept=False),
+    lambda: two(scale="columns", fit_intercept=False),
+]
+
+
+@pytest.mark.parametrize("made", AS_ONNX)
 def test_onnx_predicts_as_the_model_everywhere(tmp_path: Path, made: Callable[[], Any]) -> None:
     onnx, model = pytest.importorskip("onnx"), made()
     to_onnx(model, tmp_path / "m.onnx")

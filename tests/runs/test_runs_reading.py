@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from command_line import QUICK, invoke
 from command_line import prepared as rows_of
 
-from isthmus import estimators
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, estimators
 from isthmus.cli import main
 from isthmus.report import Record, render
 from isthmus.runs.prepare import FEW, PreparedRows, _as_option
@@ -252,20 +251,20 @@ def test_a_tab_may_be_written_as_one_types_it() -> None:
 # ---------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("'--epsilon'", "train t.csv --epsilon much"),
-        ("--epsilom", "train t.csv --epsilom 1"),
-        ("Give a file", "train"),
-        ("column=value", "train t.csv --categories sex"),
-        ("ranking", "train t.csv --task ranking"),
-        ("'nonsense'", "nonsense"),
-        ("'DATA'", "predict run"),
-        ("few", "plan --rows few"),
-        ("File not found: nowhere", "report nowhere"),
-    ],
-)
+WRONG = [
+    ("'--epsilon'", "train t.csv --epsilon much"),
+    ("--epsilom", "train t.csv --epsilom 1"),
+    ("Give a file", "train"),
+    ("column=value", "train t.csv --categories sex"),
+    ("ranking", "train t.csv --task ranking"),
+    ("'nonsense'", "nonsense"),
+    ("'DATA'", "predict run"),
+    ("few", "plan --rows few"),
+    ("File not found: nowhere", "report nowhere"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG)
 @pytest.mark.parametrize("first", [True, False])
 def test_wrong_options_are_answered_in_json(words: str, line: str, first: bool) -> None:
     command, *rest = line.split()

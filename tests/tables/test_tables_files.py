@@ -94,19 +94,19 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     refused(path, "it is not utf-8 text")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('\x00i,city,oi,c",",7\n', "a line does not fit"),
-        ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
-        ("\n1,2\n", "its first line is empty, and must hold the names"),
-        ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
-        ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw 3\)"),
-        ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
-        ('a,b\n1,"oops\n2,"x"\n3,y\n', "a line does not fit the header .*expected after .* in line 3"),
-        ('a,b\n1,"oops\n2,x\n', "a line does not fit the header .*unexpected end of data"),
-    ],
-)
+BROKEN = [
+    ('\x00i,city,oi,c",",7\n', "a line does not fit"),
+    ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
+    ("\n1,2\n", "its first line is empty, and must hold the names"),
+    ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
+    ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw 3\)"),
+    ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
+    ('a,b\n1,"oops\n2,"x"\n3,y\n', "a line does not fit the header .*expected after .* in line 3"),
+    ('a,b\n1,"oops\n2,x\n', "a line does not fit the header .*unexpected end of data"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BROKEN)
 def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(content)

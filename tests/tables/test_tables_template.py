@@ -74,13 +74,13 @@ def test_public_rows_tell_the_rest() -> None:
     assert "warning" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("y", "target"),
-    [
-        (["no", "yes"], 'task = "classification"\nclasses = ["no", "yes"]'),
-        (range(9), 'task = "regression"\nbounds = [0'),
-    ],
-)
+TASKS = [
+    (["no", "yes"], 'task = "classification"\nclasses = ["no", "yes"]'),
+    (range(9), 'task = "regression"\nbounds = [0'),
+]
+
+
+@pytest.mark.parametrize(("y", "target"), TASKS)
 def test_public_rows_tell_the_task(y: Sequence[object], target: str) -> None:
     Path("t.csv").write_text("x,y\n")
     Path("p.csv").write_text("x,y\n" + "".join(f"{k},{y[k % len(y)]}\n" for k in range(30)))
@@ -88,17 +88,17 @@ def test_public_rows_tell_the_task(y: Sequence[object], target: str) -> None:
     assert target in result.stdout and "fill in" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("entries", "bounds", "absent"),
-    [
-        ([20, 31, 45, -999], "[20.0, 45.0]", ["-999"]),
-        ([0, 1, 2, 3, 99, 99], "[0.0, 3.0]", ["99"]),
-        ([18, 24, 33, 40, -1, -1, 9999], "[18.0, 40.0]", ["9999", "-1"]),
-        ([0, 1, 2, -1, -1], "[-1.0, 2.0]", []),
-        ([50, 70, 99, 100, 120], "[50.0, 120.0]", []),
-        (["2020-01-01", "2021-03-04", "2022-05-06", "9999-12-31"], '["2020-01-01", "2022-05-06"]', ["9999-12-31"]),
-    ],
-)
+STANDING = [
+    ([20, 31, 45, -999], "[20.0, 45.0]", ["-999"]),
+    ([0, 1, 2, 3, 99, 99], "[0.0, 3.0]", ["99"]),
+    ([18, 24, 33, 40, -1, -1, 9999], "[18.0, 40.0]", ["9999", "-1"]),
+    ([0, 1, 2, -1, -1], "[-1.0, 2.0]", []),
+    ([50, 70, 99, 100, 120], "[50.0, 120.0]", []),
+    (["2020-01-01", "2021-03-04", "2022-05-06", "9999-12-31"], '["2020-01-01", "2022-05-06"]', ["9999-12-31"]),
+]
+
+
+@pytest.mark.parametrize(("entries", "bounds", "absent"), STANDING)
 def test_entries_that_stand_for_missing_ones_are_in_no_range(
     entries: list[Any], bounds: str, absent: list[str]
 ) -> None:
@@ -146,19 +146,19 @@ def test_parquet_has_types() -> None:
     assert columns == {"a": "number", "b": "bool", "c": "drop"} and text.count('"?"') == 2  # once in the words above
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["t.npz"], "it has no named columns"),
-        (["nowhere.csv"], "File not found"),
-        (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
-        (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--sample", "e.csv"], "with rows that are public"),
-        (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
-    ],
-)
+REFUSED = [
+    (["t.npz"], "it has no named columns"),
+    (["nowhere.csv"], "File not found"),
+    (["nowhere.npz"], "File not found"),
+    (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
+    (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--sample", "e.csv"], "with rows that are public"),
+    (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
 def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:
     Path("t.npz").write_bytes(b"")
     Path("t.csv").write_text("a,y\n")
