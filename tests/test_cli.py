@@ -50,23 +50,23 @@ def test_python_minus_m() -> None:
     assert process.stdout == f"isthmus, version {declared['project']['version']}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--bounds", "age=1"], "--bounds 'age=1' is not allowed: write a range as low,high, such as age=0,100"),
-        (["--bounds", "1"], "--bounds '1' is not allowed: write a range as low,high, such as 0,100"),
-        (["--rows", "0"], "'--rows': 0 is not in the range"),
-        (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
-        (["--encoding", "hex"], "encoding='hex' is not allowed"),
-        (["--encoding", ""], "encoding='' is not allowed: give an encoding"),
-        (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
-        (["--public", "./people.csv"], "this is the file to train on, whose rows are private"),
-        (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),
-        (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
-        (["--hash", "a=few"], "columns.a.buckets='few'"),
-        (["--schema", "nowhere.toml"], "File not found"),
-    ],
-)
+WRONG = [
+    (["--bounds", "age=1"], "--bounds 'age=1' is not allowed: write a range as low,high, such as age=0,100"),
+    (["--bounds", "1"], "--bounds '1' is not allowed: write a range as low,high, such as 0,100"),
+    (["--rows", "0"], "'--rows': 0 is not in the range"),
+    (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
+    (["--encoding", "hex"], "encoding='hex' is not allowed"),
+    (["--encoding", ""], "encoding='' is not allowed: give an encoding"),
+    (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
+    (["--public", "./people.csv"], "this is the file to train on, whose rows are private"),
+    (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),
+    (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
+    (["--hash", "a=few"], "columns.a.buckets='few'"),
+    (["--schema", "nowhere.toml"], "File not found"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
 def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) -> None:
     assert words in invoke("train", "people.csv", "--target", "y", *arguments, code=2).output
 

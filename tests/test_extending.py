@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine.engine_cases import private, step
 
 import isthmus
 from isthmus import Logistic, PrivateClassifier, PrivateRegressor, algorithms, estimators, minimize
@@ -81,22 +82,12 @@ def test_the_set_can_what_it_writes(parts: Any) -> None:
 
 def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(0, 2, (60,)))
-    module, engine = torch.nn.Linear(4, 2), isthmus.PrivacyEngine()
-    _, optimizer, loader = engine.make_private(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=torch.utils.data.DataLoader(data, batch_size=20),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        sketch=parts.Folding(5),
-    )
-    for x, y in loader:
-        torch.nn.functional.cross_entropy(module(x), y).backward()
-        optimizer.step()
-    assert engine.driver is not None and engine.driver.state.dims == 5 * len(loader)
-    assert any(
-        "Folding, which is not of this library" in assumption for assumption in engine.statement(1e-5).assumptions
-    )
+    run = private(torch.nn.Linear(4, 2), data, batch=20, sketch=parts.Folding(5), noise_generator=None)
+    for x, y in run.loader:
+        step(run, x, y)
+    assert run.engine.driver is not None and run.engine.driver.state.dims == 5 * len(run.loader)
+    assumptions = run.engine.statement(1e-5).assumptions
+    assert any("Folding, which is not of this library" in assumption for assumption in assumptions)
 
 
 def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ SLOW: list[str] = [
     f"{_ACCOUNTING}::test_the_noise_without_replacement",
     f"{_ACCOUNTING}::test_poisson_oracles[1.0",
     f"{_ACCOUNTING}::test_sampling_with_replacement_as_a_mixture",
-    f"{_ACCOUNTING}::test_the_accounting_library_is_loaded_only_when_it_is_needed",
     f"{_ACCOUNTING}::test_the_library_means_two_things_by_replace_one",
     f"{_ACCOUNTING}::test_replace_one_is_counted_once_on_every_route",
 ]

@@ -96,7 +96,7 @@ def public_names(module: str) -> list[str]:
     for node in body:  # `__all__ = [...]`, and groups that are added to it
         if isinstance(node, ast.Assign | ast.AugAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if isinstance(target, ast.Name) and target.id == "__all__":
+            if isinstance(target, ast.Name) and target.id == "__all__" and isinstance(node.value, ast.List):
                 listed += ast.literal_eval(node.value)
     if listed:
         return [name for name in listed if name in values + imported and name not in CONSTANTS]

@@ -300,7 +300,7 @@ def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
     A declared range is often far wider than what is in it, and noise is in proportion to the range.  Ten looks at one
     number each tell more than a histogram does: its median adds up the noise of half of its bins.
 
-    >>> [round(item.share, 4) for item in place_of_targets(600.0, alone=False)[:2]]
+    >>> [round(item.share, 4) for item in place_of_targets(450.0, alone=False)[:2]]
     [0.001, 0.001]
     """
     share = 0.7 if alone else min(0.15, (_PLACED / b) ** 2)

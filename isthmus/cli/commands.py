@@ -172,6 +172,7 @@ _TABLE = [
     _option("--date-format", "COL=FORMAT", _FORMS, multiple=True),
     _option("--id ids", "COL", "Never a feature; predictions carry it along.", multiple=True),
     _option("--drop", "COL", "Leave a column out.", multiple=True),
+    _option("--missing", "ENTRY", "An entry that counts as missing in all columns, such as -999.", multiple=True),
     *_READING,
 ]
 """What is public about a table."""
@@ -425,7 +426,7 @@ def schema(screen: Out, data: str, sample: str | None, **given: Any) -> None:
     """
     settings, declared = _late("runs.config").load(None, {"data": data, **_options_of(**given)})
     target = _late("runs.config").target_of(settings)
-    whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
+    whole = {name: vars(settings)[name] for name in ("decimal", "bounds", "missing")} | {"reading": settings.reading}
     text, missing = _late("tables.infer").draft(data, declared, target, sample=sample, **whole)
     screen.result({"schema": text, "open": missing}, text.rstrip())
     if missing and not screen.quiet:

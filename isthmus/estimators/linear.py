@@ -28,7 +28,7 @@ from isthmus.core.group import ALONE, Group
 from isthmus.core.minimize import GONE, Binding, Recipe, Result, minimize, unspent
 from isthmus.core.pipeline import Local, Pipeline
 from isthmus.core.wire import State
-from isthmus.estimators import intervals, partial_fit_claims, posing, stateless_steps, stored
+from isthmus.estimators import exported, intervals, partial_fit_claims, posing, stateless_steps, stored
 from isthmus.objectives import Huber
 from isthmus.objectives.linear import CLASSES_READ, Loss, known_losses, loss_for, loss_of
 from isthmus.objectives.targets import CountTargets
@@ -557,6 +557,14 @@ class _PrivateLinear(_PrivateEstimator):
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
         stored.save(self, path)
+
+    def to_sklearn(self) -> exported._Plain:
+        """A linear model as a plain estimator of scikit-learn, with the statement in words as `privacy_statement_`.
+
+        A `LinearRegression`, a `LogisticRegression`, or a `LinearSVC` where there are no probabilities: it predicts the
+        same for rows within the bounds (or no longer than `data_norm`); others it neither clips nor shortens.
+        """
+        return exported._to_sklearn(self)
 
     # ------------------------------------------------------------ what follows from the parameters alone
 

@@ -116,7 +116,8 @@ def private_summary(
     table       a pandas or polars frame, or a dict of columns: one row a record
     schema      a `Schema`, its TOML file, or its columns {"age": [17, 90], "sex": ["f", "m"], "income": "number"}: all
                 of it public.  The range of a number without one is bought; other columns are left out
-    bins        into how many equal parts the range of a number or date is cut
+    bins        into how many equal parts the range of a number or date is cut at most; between whole numbers (and
+                dates) it is cut at whole numbers, by the range alone
     delta       well below one over the number of rows, which is not read from the table
     ledger      a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
     noise_seed  for tests only: the statement then says "not private"
@@ -157,9 +158,10 @@ def _chosen(frame: NamedColumns, schema: Schema) -> tuple[list[Column], dict[str
     target = schema.target
     if target is not None and target.name not in schema.names:
         if target.classes is not None:
-            declared.append(Column(target.name, "category", categories=target.classes))
+            declared.append(Column(target.name, "category", categories=target.classes, absent=schema.missing))
         elif target.task != "classification":
-            declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
+            number = Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or ".")
+            declared.append(replace(number, absent=schema.missing))
     absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
     validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
     why = {column.name: TYPES[column.type].left_out for column in declared}
@@ -231,7 +233,7 @@ class _Grid:
         elif column.bounds is None:
             self.labels = (*column.categories, "(other)", "(missing)")
         else:
-            edges = np.linspace(*column.bounds, parts + 1)
+            edges = _edges(*column.bounds, parts)
             places = [_place(column, edge) for edge in edges]
             between = [f"{a} to {b}" for a, b in zip(places, places[1:], strict=False)]
             self.labels = (f"below {places[0]}", *between, f"above {places[-1]}", "(missing)")
@@ -277,6 +279,20 @@ class _Grid:
         places = np.interp(_LEVELS, below, np.append(self.bins.low, self.bins.high[-1]))
         quantiles = dict(zip(_LEVELS, places.tolist(), strict=True))
         return replace(column_summary, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
+
+
+def _edges(low: float, high: float, parts: int) -> np.ndarray:
+    """Where the parts of a range begin, and its end: whole numbers fall into parts between whole ones alike.
+
+    >>> _edges(0.0, 7.0, 3).tolist(), _edges(1.0, 3.0, 5).tolist(), _edges(0.0, 0.5, 2).tolist()
+    ([0.0, 3.0, 6.0, 7.0], [1.0, 1.5, 2.0, 2.5, 3.0], [0.0, 0.25, 0.5])
+    """
+    span = high - low
+    if low % 1 or high % 1 or max(abs(low), abs(high)) >= 2**53:
+        return np.linspace(low, high, parts + 1)
+    if span < parts:
+        return np.linspace(low, high, int(parts // span * span) + 1)
+    return np.append(np.arange(low, high, math.ceil(span / parts)), high)
 
 
 def _place(column: Column | ColumnSummary, value: float) -> str:

@@ -79,6 +79,7 @@ def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
         delta = shared.budget[1]
     label = f"describe {table.name}"
     ledger = Ledger(None, budget, shared=shared, label=label, adjacency=settings.adjacency)
-    schema = Schema(tuple(c.settled(settings.bounds, None) for c in declared.columns), target_of(settings))
+    columns = tuple(column.settled(settings.bounds, None, settings.missing) for column in declared.columns)
+    schema = Schema(columns, target_of(settings), settings.missing)
     promise: dict[str, Any] = {"epsilon": settings.epsilon, "delta": delta, "adjacency": settings.adjacency}
     return private_summary(table.frame, schema, bins=bins, ledger=ledger, **promise)

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any
 import isthmus
 from isthmus.base import shapes, validate
 from isthmus.base.shapes import FLAG, NAME, REAL, SHARE, SIZE, TEXT, kind, one_of, setting
-from isthmus.tables.files import Reading, has_part, is_libsvm, overlap, takes_query
+from isthmus.tables.files import Reading, format_of, has_part, overlap
 from isthmus.tables.schema import (
     RANGE,
     SIGN,
     SOME_WORDS,
     TASKS,
+    WORDS,
     Schema,
     Target,
     known_keys,
@@ -107,12 +108,13 @@ class Settings:
     loss ... options                 what the estimator is given
     bounds                           the public range of every number that has none of its own
     public                           a file of public rows: types, words, ranges and scales are taken from it
-    test, test_fraction              a file, or a share of the rows, kept out of training
+    test, test_fraction              a file of rows to measure on, or the share of the rows that is kept out for it
     test_epsilon                     what noisy figures of the test rows cost, out of epsilon
     release_test_metrics             publish those figures without noise
     budget                           a ledger shared with other runs on the same data
     title, purpose, owner            what the report says: of what, what the model is for, who answers for it
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
+    missing                          entries that count as missing in all columns and in the target, such as -999
     query                            the rows of a database that are meant, or the sheet of an Excel file
     """
 
@@ -155,6 +157,7 @@ class Settings:
     separator: str | None = setting(SIGN, None)
     encoding: str = setting(_ENCODING, "utf-8")
     decimal: str | None = setting(one_of(".", ","), None)
+    missing: tuple[str, ...] = setting(WORDS, ())
     features: int | None = setting(SIZE, None)
     zero_based: bool = setting(FLAG, False)
     query: str | None = setting(NAME, None)
@@ -234,7 +237,9 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     path, declared = chosen.get("schema") or settings.get("schema"), Schema()
     if path is not None:  # whoever hands a schema in declares it public, wherever it came from
         declared = Schema.load(path)
-        declared = replace(declared, columns=tuple(replace(column, source="declared") for column in declared.columns))
+        columns = [replace(c, source={"public": "public"}.get(c.source, "declared")) for c in declared.columns]
+        declared = replace(declared, columns=tuple(columns))
+        settings = {"missing": declared.missing} | settings
     target = settings.pop("target", None)
     if isinstance(target, str):
         target = {"name": target}
@@ -262,9 +267,9 @@ def target_of(settings: Settings) -> Target | None:
 def _check_files(settings: Settings) -> None:
     """Refuse options of another kind of file, and private rows that would be declared public by giving them twice."""
     for name, value in (("features", settings.features), ("zero_based", settings.zero_based)):
-        fits = not value or is_libsvm(settings.data)
+        fits = not value or format_of(settings.data) == "libsvm"
         validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
-    fits = not settings.query or takes_query(settings.data)
+    fits = not settings.query or format_of(settings.data) in ("sheet", "sqlite", "duckdb")
     validate.check(fits, "query", settings.query, "leave it out: it is for SQLite, DuckDB and Excel files")
     twice = ": this is the file to train on, whose rows are private"
     other = "give a file of other rows, which are public, or leave it out" + twice

@@ -13,7 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,15 +22,12 @@ from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.core.group import ALONE, Group
 from isthmus.runs.config import Settings
-from isthmus.tables.columns import as_labels, as_numbers, as_words, number
+from isthmus.tables.columns import as_labels, as_words, number
 from isthmus.tables.encode import bounds_of, encode_target
-from isthmus.tables.files import Table, check_numbers, columns_of, read
-from isthmus.tables.infer import check_decimal, infer
+from isthmus.tables.files import Table, check_numbers, columns_of, format_of, read
+from isthmus.tables.infer import guess_task, infer, target_numbers
 from isthmus.tables.rows import Rows, numbers_of
-from isthmus.tables.schema import BUCKETS, TASKS, Column, Schema, Target, check_names, listed
-
-if TYPE_CHECKING:
-    from pandas import Series
+from isthmus.tables.schema import BUCKETS, TASKS, Schema, Target, check_names, listed
 
 _MOST_CLASSES = 100
 FEW = 10
@@ -54,7 +51,7 @@ class PreparedRows:
     bounds     public ranges of the columns (NaN: to be bought), or None: none is known
     n, test_rows   rows to train on and test rows, of all ranks that train together; None: there are no test rows
     public     public rows, with targets where the file has them
-    test       rows and targets kept out of training
+    test       rows and targets to measure on
     leaks      what was read off private rows without being paid for, each with its remedy
     notes      what a user should know and that is no leak
     """
@@ -107,11 +104,15 @@ def prepare(
         known = "the names of the columns"
         schema, more, notes = _complete(settings, declared, table, public)
         leaks, notes = leaks + more, [*notes, "rows without a target are left out"]
-    if settings.query and not settings.data.lower().endswith(".xlsx"):
+    if table.nameless:
+        notes.append(f"the columns at the end without a name ({table.nameless}) are empty and left out")
+    remedy = "leave it out: it is for tables with named columns"
+    validate.check(table.frame is not None or not settings.missing, "missing", settings.missing, remedy)
+    if settings.query and format_of(settings.data) != "sheet":
         notes.append(_ONE_ROW)
     notes = [f"{known} {rest}", *notes]
     target, more = _settle_target(settings, table, public)
-    schema, leaks = replace(schema, target=target), leaks + more
+    schema, leaks = replace(schema, target=target, missing=settings.missing), leaks + more
     remedy = "continue with the table that the run began with: its schema does not cover this one"
     validate.check(not (settled and leaks), "schema", leaks, remedy)
     if crew.size > 1:  # every rank sees other rows: its guess would be its own
@@ -168,7 +169,7 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     validate.check(targets is not None, what, table.name, remedy)
     if table.frame is None:
         check_numbers(table, what)
-    y, present = encode_target(targets, target, table.separator)
+    y, present = encode_target(targets, target, table.separator, schema.missing)
     whole = bool(present.all())
     remedy = "remove the rows that have no target first, or use add-remove: leaving them out would show how many"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
@@ -195,7 +196,8 @@ def _complete(
                 source = public
             try:
                 file = {"decimal": settings.decimal, "separator": source.separator}
-                inferred = infer(name, source.frame[name], public=source is public, **file)
+                values, missing = source.frame[name], settings.missing
+                inferred = infer(name, values, public=source is public, missing=missing, **file)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
@@ -203,7 +205,7 @@ def _complete(
             if inferred.why:
                 outcome = {"drop": "left out"}.get(column.type, f"read as {column.type}")
                 notes.append(f"column {name!r} is {outcome}: {inferred.why}")
-        columns.append(column.settled(settings.bounds, settings.decimal))
+        columns.append(column.settled(settings.bounds, settings.decimal, settings.missing))
     if refused:
         _refuse_all(refused)
     schema, leaks = Schema(tuple(columns)), []
@@ -281,21 +283,21 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
         origin = public
     source = origin.targets(name)
     if task is None:
-        task = _guess_task(name, source, settings.decimal, origin.separator)
+        task = guess_task(name, source, settings.missing, settings.decimal, origin.separator)
         (other,) = set(TASKS) - {task}
         guess = f"the task, {task}, was guessed from the target column {name!r}"
         leaks.append(f"{guess}: give --task {task}, or --task {other} where that is meant")
     if task == "regression":
         validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
         if ranged is None and free:
-            numbers = _numbers_of(source, settings.decimal, origin.separator)
+            numbers = target_numbers(source, settings.missing, settings.decimal, origin.separator)
             numbers = numbers[np.isfinite(numbers)]
             if len(np.unique(numbers)) > 1:
                 ranged = float(numbers.min()), float(numbers.max())
         return Target(name, task, None, ranged, settings.decimal), leaks * (not free)
     validate.check(ranged is None, "target_bounds", ranged, "leave it out: classes have no range")
     if classes is None:
-        words, absent = as_words(source)
+        words, absent = as_words(source, settings.missing)
         values = {word: number(word) for word in as_labels(words[~absent])}
         classes = tuple(sorted(values, key=lambda word: (np.isnan(values[word]), np.nan_to_num(values[word]), word)))
         counted = f"{len(classes)} label{'s' * (len(classes) != 1)}"
@@ -303,7 +305,7 @@ def _settle_target(settings: Settings, table: Table, public: Table | None) -> tu
         remedy = f"give --task regression, or --classes: there may be at most {_MOST_CLASSES}"
         validate.check(len(classes) <= _MOST_CLASSES, "classes", counted, remedy)
         if settings.private and not free:  # a label that few rows have would tell of those rows
-            rows = Counter(encode_target(source, Target(name, task, classes))[0].tolist())
+            rows = Counter(encode_target(source, Target(name, task, classes), missing=settings.missing)[0].tolist())
             validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", _RARE_LABEL)
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
         leaks.append(f"{guess}: give --classes {_as_option(classes)}")
@@ -315,22 +317,6 @@ def _as_option(words: Iterable[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)
     return shlex.quote(line.getvalue())
-
-
-def _numbers_of(values: Series, decimal: str | None, separator: str | None) -> np.ndarray:
-    return as_numbers(values, Column("y", "number").read_by(separator, decimal))
-
-
-def _guess_task(name: str, values: Series, decimal: str | None, separator: str | None) -> str:
-    """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
-    numbers = _numbers_of(values, decimal, separator)
-    words, absent = as_words(values)
-    if decimal is None:
-        check_decimal(name, words[~absent].tolist(), separator)
-    finite = np.isfinite(numbers)
-    if (~finite & ~absent).any() or len(np.unique(numbers[finite])) <= 2:
-        return "classification"
-    return "regression"
 
 
 # ---------------------------------------------------------------- public rows, matrices, test rows

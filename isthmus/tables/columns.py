@@ -153,10 +153,13 @@ class CategoryType(ColumnType):
     def encode(self, values: Series, column: Column, out: np.ndarray) -> None:
         words, codes = _distinct(values)
         declared = {word: k for k, word in enumerate(column.categories)}
+        folded = {word.casefold(): k for k, word in reversed(list(enumerate(column.categories)))}
         place = []
         for word, label in zip(words, _labels(words, column.categories), strict=True):
             if label is not None:
                 place.append(declared[label])
+            elif word.casefold() in folded:  # Female where female is declared
+                place.append(folded[word.casefold()])
             elif _is_absent(word, column.absent):
                 place.append(out.shape[1] - 1)
             else:
@@ -202,15 +205,22 @@ def readable(values: Series, column: Column) -> np.ndarray:
     assert isinstance(kind, NumberType)
     numbers = kind.numbers(values, column)
     absent = np.isnan(numbers)
-    if not absent.any() or values.dtype.kind in kind.typed:
+    if values.dtype.kind in kind.typed:
+        return numbers
+    units = _UNIT.search(" ".join(entry for entry in values.tolist() if isinstance(entry, str)))
+    if units is None and not absent.any():
         return numbers
     entries, codes = _entries(values)
-    words = [_word(entry) for entry in entries]
+    words, where = [_word(entry) for entry in entries], f"columns.{column.name}"
+    if units is not None:
+        units_there = {_unit(words[code]) for code in np.unique(codes[~absent & (numbers != 0)])}
+        one = units_there <= {"%"} or "%" not in units_there and len(units_there - {""}) <= 1
+        validate.check(one, where, column.type, _UNITS)
     there = np.array([not _is_absent(word, column.absent) for word in words])
     text = np.array([not isinstance(entry, kind.own) for entry in entries])
     digits = np.array([any(sign.isdigit() for sign in word) for word in words])
     strange = absent & (there & text)[codes]
-    where, written = f"columns.{column.name}", kind.remedy.format(column, column.format or "ISO (2024-12-31)")
+    written = kind.remedy.format(column, column.format or "ISO (2024-12-31)")
     unread = bool((strange & digits[codes]).any())
     validate.check(not unread, where, column.type, f"some of its entries are written with {written}")
     remedy = f'declare it as "category", "hash" or "drop": more than half of its entries are no {column.type}'
@@ -219,7 +229,9 @@ def readable(values: Series, column: Column) -> np.ndarray:
 
 
 def _is_absent(word: str, absent: Collection[str]) -> bool:
-    return word.lower() in ABSENT or _whole(word) in absent
+    if word.lower() in ABSENT or _whole(word) in absent:
+        return True
+    return any(number(word, thousands="") == number(entry) for entry in absent)  # -999.00 where -999 was declared
 
 
 def _whole(word: str) -> str:
@@ -237,10 +249,10 @@ def _bucket(column: str, word: str, buckets: int) -> int:
     return int.from_bytes(digest, "big") % buckets
 
 
-def as_words(values: Series) -> tuple[np.ndarray, np.ndarray]:
+def as_words(values: Series, absent: Collection[str] = ()) -> tuple[np.ndarray, np.ndarray]:
     """The entries as stripped text, and where nothing is; 3.0 reads as "3"."""
     distinct, codes = _distinct(values)
-    absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool)
+    absent = np.array([_is_absent(word, absent) for word in distinct], dtype=bool)
     return np.array(distinct, dtype=object)[codes], absent[codes]
 
 
@@ -332,7 +344,7 @@ def _number(entry: object, column: Column, gone: list[float]) -> float:
         return np.nan
     if column.type == "bool" and word.lower() in _BOOLEANS:
         return _BOOLEANS[word.lower()]
-    return number(word, column.decimal, column.thousands)
+    return number(_without_marks(word), column.decimal, column.thousands)
 
 
 def _as_days(values: Series, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
@@ -394,7 +406,43 @@ OTHER = {".": ",", ",": "."}
 _SPACES = "'\u2019 \u00a0\u202f"
 """Signs between thousands that can be nothing else."""
 
+MAX_NUMBER = 40
+"""Longer words are no numbers with marks; on long ones the patterns would take their time."""
 _MONEY = "$€£¥%"
+_CODES = "USD EUR GBP JPY CNY CHF INR AUD CAD NZD SEK NOK DKK PLN CZK HUF RON BRL MXN ZAR SGD HKD KRW TRY ILS".split()
+_CODE = re.compile(rf"^(?:{'|'.join(_CODES)})(?=[\s(\d.-])\s*|(?<=[\s)\dkM.-])\s*(?:{'|'.join(_CODES)})$")
+_UNIT = re.compile(rf"[{_MONEY}]|{'|'.join(_CODES)}")
+_UNITS = (
+    'write all of its entries in one unit, or declare it as "category", "hash" or "drop": some have a per-cent '
+    "sign and others have none, or they are of several currencies"
+)
+
+
+def _unit(word: str) -> str:
+    """The per-cent sign or the currency of a number in text, "" for none."""
+    found = _UNIT.search(word)
+    return "" if found is None else dict(zip("$€£", _CODES, strict=False)).get(found[0], found[0])
+
+
+def _without_marks(word: str) -> str:
+    """A number as programs write it, of one as book-keepers do; other words as they are.
+
+    Labels are not read so: a mark 2- is no number below 0.
+
+    >>> [_without_marks(word) for word in ("(817)", "729.5-", "44.4k", "12 USD", "(EUR 1.5M)", "2-", "12 kg")]
+    ['-817', '-729.5', '44.4e3', '12', '-1.5e6', '2-', '12 kg']
+    """
+    if len(word) > MAX_NUMBER or word[-1:].isdigit() and not word[:1].isalpha():
+        return word
+    bare, sign = _CODE.sub("", word).strip("$€£¥ "), ""
+    if bare[:1] == "(" and bare[-1:] == ")":
+        bare, sign = _CODE.sub("", bare[1:-1].strip()), "-"
+    elif re.fullmatch(r"\d.*\d-", bare):
+        bare, sign = bare[:-1], "-"
+    match = re.fullmatch(r"(.*\d)\s?([kKM])", bare)
+    if match is not None:
+        bare = match[1] + {"M": "e6"}.get(match[2], "e3")
+    return sign + bare
 
 
 def number(word: str, decimal: str = ".", thousands: str | None = None) -> float:

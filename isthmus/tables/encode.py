@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.columns import ABSENT, TYPES, _distinct, _labels, readable
+from isthmus.tables.columns import TYPES, _distinct, _is_absent, _labels, readable
 from isthmus.tables.schema import Column, Schema, Target
 
 if TYPE_CHECKING:  # pandas is an extra; polars and numpy have what is asked of its columns and tables too
@@ -62,26 +62,29 @@ def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return low.copy(), high.copy()
 
 
-def encode_target(values: Series, target: Target, separator: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def encode_target(
+    values: Series, target: Target, separator: str | None = None, missing: tuple[str, ...] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """The targets of the rows that have one, and which rows those are.
 
     Labels are words of `target.classes`; a label that is none of them is refused, for dropping it silently would
     train on other rows than was meant.  Numbers stay as they are: an estimator clips what it learns to `target.bounds`,
     and figures of test rows are those of the targets themselves.
     separator   that of the file they come from, by which the signs in numbers are judged
+    missing     entries that count as missing, beside the usual ones
     """
     if target.task == "classification":
         assert target.classes is not None
         distinct, codes = _distinct(values)
         labels = _labels(distinct, target.classes)
         unnamed = np.array([label is None for label in labels])
-        absent = np.array([word.lower() in ABSENT for word in distinct]) & unnamed
+        absent = np.array([_is_absent(word, missing) for word in distinct]) & unnamed
         unknown = unnamed & ~absent
         remedy = "name all labels, or remove the rows that have others: some rows have other labels"
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         present = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][present], present
-    numbers = readable(values, Column(target.name, "number").read_by(separator, target.decimal))
+    numbers = readable(values, Column(target.name, "number", absent=missing).read_by(separator, target.decimal))
     present = ~np.isnan(numbers)
     return numbers[present], present
 

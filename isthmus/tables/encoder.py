@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
+from isthmus.base.shapes import checked
 from isthmus.tables.encode import NamedColumns, as_frame, bounds_of, encode
 from isthmus.tables.infer import identifies
-from isthmus.tables.schema import Column, Schema, read_column
+from isthmus.tables.schema import WORDS, Column, Schema, read_column
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):
@@ -36,6 +37,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     undeclared  what becomes of other columns: "type" takes numbers and truth values by their type and refuses all
                 others (and those named like an identifier) with what to declare, "refuse" refuses any, "drop" leaves
                 them out
+    missing     entries that count as missing in all columns, such as [-999, "unknown"]; a column's own are its `absent`
 
     After `fit`: `schema_`, `bounds_` = (low, high) of the encoded columns, NaN where a range is to be bought, for
     `bounds=` of the estimators; `fields_`, what each encoded column is; `feature_names_in_`, `n_features_in_`.
@@ -53,9 +55,16 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     isthmus.base.validate.InvalidInput: columns=['sex', 'city'] is not allowed: declare what is public of them, ...
     """
 
-    def __init__(self, columns: Mapping[str, object] | None = None, *, undeclared: str = "type") -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, object] | None = None,
+        *,
+        undeclared: str = "type",
+        missing: Iterable[str | float] = (),
+    ) -> None:
         self.columns = columns
         self.undeclared = undeclared
+        self.missing = missing
 
     @classmethod
     def from_schema(cls, path: str | Path) -> TableEncoder:
@@ -82,10 +91,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         unknown = [name for name in declared if name not in frame.columns and declared[name].features]
         remedy = f"name columns of the table, which has {frame.columns[:20]}"
         validate.check(not unknown, "columns", unknown, remedy)
+        missing = checked(self.missing, WORDS, "missing")
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]
         validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {_UNKNOWN}")
-        schema = Schema(tuple(column for column in columns.values() if column is not None))
+        schema = Schema(tuple(column.settled(None, None, missing) for column in columns.values() if column is not None))
         remedy = "declare at least one column as a number, words, a date or bool: none is left to learn from"
         validate.check(bool(schema.features), "columns", schema.names, remedy)
         self.schema_, self.bounds_ = schema, bounds_of(schema)
@@ -121,7 +131,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         if self.undeclared == "drop":
             return Column(name, "drop")
         kind = frame.kind(name)
-        typed = self.undeclared == "type" and kind in ("number", "bool") and not identifies(name)
+        typed = self.undeclared == "type" and (kind == "bool" or kind == "number" and not identifies(name))
         return Column(name, kind) if typed else None
 
     def __sklearn_tags__(self) -> Tags:

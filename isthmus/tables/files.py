@@ -39,7 +39,7 @@ from isthmus.base.atomic import atomic_write
 from isthmus.base.parquet import column_names, matching, parquet_dataset, tables_of
 from isthmus.tables.encode import NamedColumns, encode
 from isthmus.tables.schema import Schema
-from isthmus.tables.sources import _of_duckdb, _of_sqlite, _sheet, import_or_say
+from isthmus.tables.sources import _import_or_say, _of_duckdb, _of_sqlite, _sheet
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -61,6 +61,8 @@ class Table:
     """What the reading had to take from the values, in words: each is a privacy leak unless the file is public."""
     separator: str | None = None
     """Of the columns of a text file, by which the signs in its numbers are judged."""
+    nameless: int = 0
+    """How many columns at its end have no name, and are left out."""
 
     @property
     def n(self) -> int:
@@ -116,7 +118,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
     """
     file, reading = Path(path), reading or Reading()
-    kind = _format(file)
+    kind = format_of(file)
     kinds = "csv, tsv or JSON lines (also .gz, .bz2), parquet (also a folder of it), feather, Excel (.xlsx), SQLite, "
     kinds += "DuckDB, npz or libsvm; save other formats as csv first"
     validate.check(kind in _READERS, "data", str(path), f"give a file of {kinds}")
@@ -147,24 +149,14 @@ def overlap(path: str | Path, other: str | Path) -> bool:
 def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
     """The column names of a file, from its header alone; None for files without names."""
     pattern, reading = Path(path), reading or Reading()
-    kind, file = _format(pattern), next(iter(matching(pattern)), pattern)
+    kind, file = format_of(pattern), next(iter(matching(pattern)), pattern)
     if kind in _ARROW and os.path.exists(file):
         return list(_stored_names(pattern, parquet_dataset(pattern, "data").schema))
     if kind == "text" or kind in _SOURCES:
         validate.present(os.path.isfile(file), path)
     if kind == "text":
         return _header(file, reading)[0]
-    return next(_entries_of(file, kind, reading)) if kind in _SOURCES else None
-
-
-def is_libsvm(path: str | Path) -> bool:
-    """Whether a file is of that kind, by its name."""
-    return _format(Path(path)) == "libsvm"
-
-
-def takes_query(path: str | Path) -> bool:
-    """Whether a file may hold several tables, by its name."""
-    return _format(Path(path)) in ("sheet", "sqlite", "duckdb")
+    return next(_entries_of(file, kind, reading))[0] if kind in _SOURCES else None
 
 
 def has_part(path: str | Path, part: str) -> bool:
@@ -174,7 +166,7 @@ def has_part(path: str | Path, part: str) -> bool:
     False
     """
     file = Path(path)
-    if _format(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
+    if format_of(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as stored:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
@@ -183,7 +175,7 @@ def has_part(path: str | Path, part: str) -> bool:
 def _types_of(path: str | Path) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet or feather file, by its stored types; no row is read."""
     file, kinds = Path(path), {}
-    if _format(file) in _ARROW:
+    if format_of(file) in _ARROW:
         from pyarrow import types
 
         schema = parquet_dataset(file, "data").schema
@@ -215,8 +207,8 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
             with partial.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **columns)
         elif suffix == ".parquet":
-            import_or_say("pyarrow", path)
-            import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
+            _import_or_say("pyarrow", path)
+            _import_or_say("pandas", path).DataFrame(columns).to_parquet(partial, index=False)
         else:
             with partial.open("w", encoding="utf-8", newline="") as out:
                 writer = csv.writer(out, delimiter={".tsv": "\t"}.get(suffix, ","))
@@ -227,8 +219,9 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 # ---------------------------------------------------------------- by kind
 
 
-def _format(file: Path) -> str:
+def format_of(path: str | Path) -> str:
     """The format of a file by its name, "" for any other; texts may be packed."""
+    file = Path(path)
     try:
         if file.is_dir():
             return "parquet"
@@ -254,8 +247,11 @@ def _unpacked(file: Path) -> Iterator[None]:
         validate.unreadable(file, f"it was cut or altered, or its name ends wrongly ({error})")
 
 
-def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
-    """The names in the first line, each of them once, and the separator between them; no other line is looked at."""
+def _header(file: Path, reading: Reading) -> tuple[list[str], str, int]:
+    """The names in the first line, each of them once, and the separator between them; no other line is looked at.
+
+    Separators at its end, which spreadsheets leave there, name no columns.
+    """
     try:
         with _unpacked(file), _open(file) as stream:  # not a byte of the rows after it is looked at
             letters = codecs.iterdecode(iter(partial(stream.read, 1), b""), _codec(reading))
@@ -266,7 +262,8 @@ def _header(file: Path, reading: Reading) -> tuple[list[str], str]:
     names = next(_rows([line], file, separator), None)
     if names is None:
         validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
-    return _stripped_names(names, file), separator
+    named, nameless = _names_of(names, file)
+    return named, separator, nameless
 
 
 def _codec(reading: Reading) -> str:
@@ -282,21 +279,21 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
 
 def _read_text(file: Path, name: str, part: str, reading: Reading) -> Table:
     """All entries as they are written, missing where nothing is written ("NA" may be a declared word)."""
-    names, separator = _header(file, reading)
+    names, separator, nameless = _header(file, reading)
     try:
         with _unpacked(file), _open(file) as stream:
             lines = io.TextIOWrapper(stream, encoding=_codec(reading), newline="")
             rows = _rows(lines, file, separator, len(names))
             next(rows)
-            return Table(name, _framed(names, rows), separator=separator)
+            return Table(name, _framed(names, rows), separator=separator, nameless=nameless)
     except UnicodeError:
         _bad_encoding(file, reading)
 
 
-def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
+def _framed(names: Sequence[str], rows: Iterator[Sequence[object]]) -> NamedColumns:
     """Rows as columns of entries; a short row has nothing in the last ones."""
     blocks = [np.empty((0, len(names)), dtype=object)]
-    while block := [row + [None] * (len(names) - len(row)) for row in islice(rows, _BLOCK)]:
+    while block := [[*row, *[None] * (len(names) - len(row))] for row in islice(rows, _BLOCK)]:
         blocks.append(np.array(block, dtype=object))
     entries = np.concatenate(blocks)
     return NamedColumns(dict(zip(names, entries.T, strict=True)), len(entries))
@@ -305,22 +302,24 @@ def _framed(names: Sequence[str], rows: Iterator[list[Any]]) -> NamedColumns:
 def _source_reader(kind: str) -> Callable[[Path, str, str, Reading], Table]:
     def table(file: Path, name: str, part: str, reading: Reading) -> Table:
         rows = _entries_of(file, kind, reading)
-        return Table(name, _framed(next(rows), rows))
+        names, nameless = next(rows)
+        return Table(name, _framed(names, rows), nameless=nameless)
 
     return table
 
 
 def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
-    """The names of the columns, then the entries of each row; lists and the like as their text."""
+    """The names of the columns and how many have none, then the entries of each row; lists and the like as text."""
     try:
         rows = _SOURCES[kind](file, reading)
-        names = _stripped_names(next(rows, ()), file)
+        names, nameless = _names_of(next(rows, ()), file)
         validate.require(bool(names), f"Cannot read {file}: it is empty, and has no names of columns")
-        yield names
+        yield [names, nameless]
         for number, row in enumerate(rows, 2):
-            if len(row) > len(names):
+            if any(map(_holds, row[len(names) :])):
                 validate.unreadable(file, f"row {number} has more entries than there are names of columns")
-            yield [str(entry) if isinstance(entry, (list, dict, tuple)) else entry for entry in row]
+            if any(map(_holds, row)):
+                yield [str(item) if isinstance(item, (list, dict, tuple)) else item for item in row[: len(names)]]
     except validate.InvalidInput:
         raise
     except UnicodeDecodeError:
@@ -330,7 +329,7 @@ def _entries_of(file: Path, kind: str, reading: Reading) -> Iterator[list[Any]]:
         validate.unreadable(file, f"{causes} ({type(error).__name__})")
 
 
-def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
+def _json_lines(file: Path, reading: Reading) -> Iterator[Sequence[object]]:
     """One object a line; the first one names the columns, as the header of a csv does."""
     names: list[str] = []
     with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading)) as lines:
@@ -349,14 +348,18 @@ def _json_lines(file: Path, reading: Reading) -> Iterator[list[Any]]:
 
 
 def _rows(lines: Iterable[str], file: Path, separator: str, width: int = sys.maxsize) -> Iterator[list[str | None]]:
-    """The lines that hold something; one that is too long, or has a quote that does not close, would move others."""
+    """The lines that hold something; one that is too long, or has a quote that does not close, would move others.
+
+    A line of separators alone, as spreadsheets write below a table, is no record; nor do separators at a line's end
+    make it too long.
+    """
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     try:
         for row in reader:
-            if len(row) > width:
+            if any(map(_holds, row[width:])):
                 _bad_line(file, f"Expected {width} fields in line {reader.line_num}, saw {len(row)}")
-            if row not in ([], [""]):
-                yield [entry or None for entry in row]
+            if any(map(_holds, row)):
+                yield [entry or None for entry in row[:width]]
     except csv.Error as error:
         _bad_line(file, f"{error} in line {reader.line_num}")
 
@@ -412,6 +415,17 @@ def _read_libsvm(file: Path, name: str, part: str, reading: Reading) -> Table:
     return Table(name, x=x, y=y, notes=(note,) * (not reading.features))
 
 
+def _holds(entry: object) -> bool:
+    """Whether an entry of a row is more than blanks."""
+    return entry is not None and str(entry).strip() != ""
+
+
+def _names_of(given: Sequence[object], file: Path) -> tuple[list[str], int]:
+    """The names of the columns up to the last one that has a name, and how many come after it."""
+    end = max((place for place, name in enumerate(given, 1) if str(name or "").strip()), default=0)
+    return _stripped_names(given[:end], file), len(given) - end
+
+
 def _stripped_names(column_names: Iterable[object], file: Path) -> list[str]:
     """The names without the blanks around them, each of them once; one that is all blanks is named by its place.
 
@@ -438,8 +452,8 @@ class ParquetColumns(NamedColumns):
     """The columns of Parquet or Feather files, read one at a time; `kept` are the rows that count."""
 
     def __init__(self, file: Path) -> None:
-        import_or_say("pyarrow", file)
-        import_or_say("pandas", file)
+        _import_or_say("pyarrow", file)
+        _import_or_say("pandas", file)
         self.file, self.dataset = file, parquet_dataset(file, "data")
         self.stored = _stored_names(file, self.dataset.schema)
         with self._readable():
@@ -499,7 +513,7 @@ _FORMATS |= dict.fromkeys(("svm", "libsvm", "svmlight", "txt"), "libsvm") | dict
 _FORMATS |= {"xlsx": "sheet", "duckdb": "duckdb"} | dict.fromkeys(("sqlite", "sqlite3", "db"), "sqlite")
 _FORMATS |= dict.fromkeys(("feather", "arrow"), "arrow")
 _ARROW = ("parquet", "arrow")
-_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[Any]]]] = {
+_SOURCES: dict[str, Callable[[Path, Reading], Iterator[Sequence[object]]]] = {
     "json": _json_lines,
     "sheet": lambda file, reading: _sheet(file, reading.query),
     "sqlite": lambda file, reading: _of_sqlite(file, reading.query),

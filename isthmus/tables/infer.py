@@ -31,6 +31,7 @@ from isthmus.tables.columns import (
     _BOOLEANS,
     FORMATS,
     LOOKS,
+    MAX_NUMBER,
     _as_days,
     _entries,
     _word,
@@ -40,7 +41,7 @@ from isthmus.tables.columns import (
     readable,
 )
 from isthmus.tables.files import Reading, Table, _types_of, columns_of, overlap, read
-from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names
+from isthmus.tables.schema import _FORMS, _OPEN, VERSION, Column, Schema, Target, _toml_value, check_names, from_days
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -52,7 +53,7 @@ OWN, ENOUGH = 0.9, 20
 """Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
 _MOST_WORDS = 100
 """A public column with more words than this is hashed all the same."""
-_ROW = r"(^|[_\-. ])({0})$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$"
+_ROW = r"(^|[_\-. ])({0})\.?$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$|^((lfd|s|sr)?[. ]*(nr|no)\.|#|№)$"
 _ID = re.compile(_ROW.format("id|uuid|guid|key|index|nr|no|number"), re.I)
 _OWN_NAME = re.compile(_ROW.format("id|uuid|guid").replace("|index", ""), re.I)
 _PERSON = re.compile(
@@ -60,18 +61,35 @@ _PERSON = re.compile(
     r"(first|last|full|family|user)[_\-. ]?name)([_\-. ]?(address|number|no|nr))?$",
     re.I,
 )
+_DONE = re.compile(
+    r"^(is|was|has|had|have|any|no|sent|got|opened|clicked|read|received|verified|confirmed|wants?|uses?|gave|owns?|"
+    r"n|num|count|days|times)(?![a-z])",
+    re.I,
+)
+"""How names of what was done with somebody's address begin, such as sent_email: counts and truth values."""
 _CODE = re.compile(r"0\d+")
 _PLAIN = (str, int, float, bool, Decimal, date)
+_EMPTY = "it is empty"
 _ALL_THE_SAME = "to learn from its words all the same: --hash {!r}=16"
+_MEASURED = re.compile(r"\W*\d[\d.,'\u2019\u00a0\u202f ]*\W*[^\W\d_]{0,4}\W*")
+"""A number and a short unit or mark beside it, whatever it is: 12 kg, >100."""
+_SENTINEL = re.compile(r"-1|-9|-?99+(\.9+)?|9999-12-31|1[89]00-01-01|1970-01-01|0001-01-01")
+"""What often stands for a missing number or date."""
+_FAR = 2
+"""So many times the widest gap among all other values is far away from them."""
 
 
 def identifies(name: str) -> bool:
     """Whether a column's name says that it tells persons or rows apart; the name alone is looked at.
 
-    >>> [name for name in ("e-mail", "customer_id", "Phone number", "paid", "gender", "mailing") if identifies(name)]
-    ['e-mail', 'customer_id', 'Phone number']
+    >>> [name for name in ("e-mail", "customer_id", "Nr.", "last_name", "mailing", "sent_email") if identifies(name)]
+    ['e-mail', 'customer_id', 'Nr.', 'last_name']
     """
-    return bool(_PERSON.search(name.strip()) or _OWN_NAME.search(name.strip()))
+    return _names_person(name.strip()) or bool(_OWN_NAME.search(name.strip()))
+
+
+def _names_person(name: str) -> bool:
+    return bool(_PERSON.search(name)) and not _DONE.search(name)
 
 
 @dataclass(frozen=True)
@@ -83,30 +101,39 @@ class _Guess:
 
 
 def infer(
-    name: str, values: Series, *, public: bool = False, decimal: str | None = None, separator: str | None = None
+    name: str,
+    values: Series,
+    *,
+    public: bool = False,
+    decimal: str | None = None,
+    separator: str | None = None,
+    missing: tuple[str, ...] = (),
 ) -> _Guess:
     """How to encode a column that was not declared; dates of private rows are refused with what to do.
 
     decimal, separator   the decimal sign that was declared of its file, and what separates the columns there
+    missing              entries that count as missing, beside the usual ones
     """
-    if _PERSON.search(name.strip()):
-        why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}"
+    words, absent = as_words(values, missing)
+    words = words[~absent].tolist()
+    answers = public and len(words) > 0 and {word.lower() for word in words} <= set(_BOOLEANS)
+    if _names_person(name.strip()) and not answers:
+        why = f"its name says that it identifies a person; {_ALL_THE_SAME.format(name)}, or --bounds {name!r}=0,1"
         return _Guess(Column(name, "drop", source="name"), why)
-    kind = _kind(name, values, decimal, separator)
+    kind = _kind(name, values, words, decimal, separator)
     column = kind.column
     if column.type == "date":
-        column = _date(name, values, public)
+        column = _date(name, values, words, public)
+    column = column.settled(None, None, missing)
     if not public:
         return replace(kind, column=replace(column, source="data"))
-    return replace(kind, column=_filled_in(replace(column, source="public"), values))
+    return _filled_in(replace(kind, column=replace(column, source="public")), values)
 
 
-def _kind(name: str, values: Series, decimal: str | None, separator: str | None) -> _Guess:
-    """The type alone."""
-    words, absent = as_words(values)
-    words = words[~absent].tolist()
+def _kind(name: str, values: Series, words: list[str], decimal: str | None, separator: str | None) -> _Guess:
+    """The type alone, of a column and what its entries that are there are in words."""
     if not words:
-        return _Guess(Column(name, "drop"), "it is empty")
+        return _Guess(Column(name, "drop"), _EMPTY)
     kind = values.dtype.kind
     if kind == "b":
         return _Guess(Column(name, "bool"))
@@ -130,17 +157,21 @@ def _kind(name: str, values: Series, decimal: str | None, separator: str | None)
         why = "numbers that begin with 0 are codes, such as those of places"
     else:  # grouped thousands, currency signs, a few strange entries
         if decimal is None:
-            check_decimal(name, words, separator)
+            _check_decimal(name, words, separator)
         column = Column(name, "number").read_by(separator, decimal)
         if np.mean(_readable(words, column)) >= _MOSTLY:
-            signs = "its numbers have signs between thousands, of currency or the like"
+            signs = "its numbers have signs between thousands, of currency, k for thousands or the like"
             plain = set("".join(words)) <= set("+-0123456789eE" + column.decimal)
             return _Guess(Column(name, "number").read_by(None, decimal), signs * (not plain))
+        if _share([word[:MAX_NUMBER] for word in words], _MEASURED.fullmatch) >= 0.5:
+            why = "many of its entries are numbers, with marks, units or words among them that are not read; write "
+            why += "plain numbers to learn from them as such"
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
         return _Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
     if len(words) >= ENOUGH and different >= OWN:
-        return _Guess(Column(name, "drop"), f"nearly every row has a word of its own; {_ALL_THE_SAME.format(name)}")
+        own = f"nearly every row has a word of its own; {why or _ALL_THE_SAME.format(name)}"
+        return _Guess(Column(name, "drop"), own)
     return _Guess(Column(name, "hash"), why)
 
 
@@ -149,7 +180,7 @@ def _share(words: list[str], fits: Callable[[str], object]) -> float:
     return float(np.mean([bool(fits(word)) for word in words]))
 
 
-def check_decimal(name: str, words: list[str], separator: str | None) -> None:
+def _check_decimal(name: str, words: list[str], separator: str | None) -> None:
     """Refuse numbers that only another sign than "." explains, where none was declared: none is read off rows."""
     column = Column(name, "number").read_by(separator)
     there = _readable(words, column)
@@ -168,11 +199,10 @@ def _readable(words: list[str], column: Column) -> np.ndarray:
     return np.isfinite(as_numbers(np.array(words, dtype=object), column))
 
 
-def _date(name: str, values: Series, public: bool) -> Column:
+def _date(name: str, values: Series, words: list[str], public: bool) -> Column:
     """A column of dates with the format that public rows tell."""
     declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
-    words, absent = as_words(values)
-    written = [word for word in words[~absent] if LOOKS.fullmatch(word)]
+    written = [word for word in words if LOOKS.fullmatch(word)]
     iso = values.dtype.kind != "O" or bool(np.isfinite(_as_days(np.array(written, dtype=object))).all())
     if not public:
         remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare})'
@@ -188,26 +218,57 @@ def _date(name: str, values: Series, public: bool) -> Column:
     return Column(name, "date", format=fitting[0], source="public")
 
 
-def _filled_in(column: Column, values: Series) -> Column:
+def _filled_in(guess: _Guess, values: Series) -> _Guess:
     """Words, ranges and gaps of public rows; of private ones an empty cell would add a column."""
+    column = guess.column
     if column.type == "hash":
-        distinct = _distinct_words(values)
+        distinct = _distinct_words(values, column.absent)
         if len(distinct) <= _MOST_WORDS:
-            return replace(column, type="category", categories=distinct)
+            return replace(guess, column=replace(column, type="category", categories=distinct))
     if column.type not in ("number", "bool", "date"):
-        return column
+        return guess
     numbers = readable(values, column)
     there = numbers[~np.isnan(numbers)]
+    sentinels: dict[float, str] = {}
+    if column.type != "bool":
+        sentinels = _sentinels(there, column.type)
+        there = there[~np.isin(there, list(sentinels))]
+    column = replace(column, absent=(*column.absent, *sentinels.values()))
     if len(there) < len(numbers):
         column = replace(column, missing="indicator")
-    if column.type == "bool" or not len(there):
-        return column
-    low, high = float(there.min()), float(there.max())
-    return replace(column, bounds=(low, high + (low == high)))
+    if column.type != "bool" and len(there):
+        low, high = float(there.min()), float(there.max())
+        column = replace(column, bounds=(low, high + (low == high)))
+    why = f"{' and '.join(sentinels.values())}, far from all its other entries, counts as missing (absent)"
+    return _Guess(column, "; ".join([guess.why] * bool(guess.why) + [why] * bool(sentinels)))
 
 
-def _distinct_words(values: Series) -> tuple[str, ...]:
-    words, missing = as_words(values)
+def _sentinels(there: np.ndarray, kind: str) -> dict[float, str]:
+    """Numbers or days that stand for missing ones, and how they are written: those in use for it and far from the rest.
+
+    >>> _sentinels(np.array([18.0, 20, 31, -999, 99, 99]), "number"), _sentinels(np.array([-1.0, 0, 1, 2]), "number")
+    ({-999.0: '-999', 99.0: '99'}, {})
+    """
+    found: dict[float, str] = {}
+    values = np.unique(there)
+    while len(values) > 2:
+        gaps = np.diff(values)
+        for end, gap, others in ((0, gaps[0], gaps[1:]), (-1, gaps[-1], gaps[:-1])):
+            value = float(values[end])
+            word = from_days(value).isoformat() if kind == "date" else _word(value)
+            below = value <= -9 and values[1] >= 0  # no number below 0 but this one
+            often = len(word) > 2 or int((there == value).sum()) > 1  # a count may be 99 once
+            if _SENTINEL.fullmatch(word) and (often and gap > _FAR * others.max() or below and end == 0):
+                found[value] = word
+                values = np.delete(values, end)
+                break
+        else:
+            break
+    return found
+
+
+def _distinct_words(values: Series, absent: tuple[str, ...]) -> tuple[str, ...]:
+    words, missing = as_words(values, absent)
     return tuple(sorted(set(words[~missing])))
 
 
@@ -219,11 +280,13 @@ def draft(
     reading: Reading | None = None,
     decimal: str | None = None,
     bounds: tuple[float, float] | None = None,
+    missing: tuple[str, ...] = (),
     sample: str | Path | None = None,
 ) -> tuple[str, list[str]]:
     """The text of a schema: declared columns, then those that public rows of `sample` tell; and what is still open.
 
     decimal, bounds   the decimal sign and the range of all numbers that have none of their own
+    missing           entries that count as missing in all columns
     """
     names = columns_of(path, reading)
     if names is None:
@@ -241,37 +304,73 @@ def draft(
     types, columns = _types_of(path), {}
     why: dict[str, str] = {}
     for name in [name for name in names if name != predicted]:
-        column = declared.get(name) or _from_public(name, public, decimal, why)
+        column = declared.get(name) or _from_public(name, public, decimal, missing, why)
         if column is None and identifies(name):
             column = Column(name, "id", source="name")
         elif column is None and name in types:
             column = Column(name, types[name])
-        columns[name] = column and column.settled(bounds, decimal)
-    return _written(Path(path), columns, why, _with_labels(target, public), sampled=public is not None)
+        columns[name] = column and column.settled(bounds, decimal, missing)
+    if target is not None and public is not None and target.name in public.frame.columns:
+        target = _sampled(target, public, missing, why)
+    return _written(Path(path), columns, why, Schema((), target, missing), sampled=public is not None)
 
 
-def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
+def _from_public(
+    name: str, public: Table | None, decimal: str | None, missing: tuple[str, ...], why: dict[str, str]
+) -> Column | None:
     """What public rows tell of a column; where they do not settle it, why."""
     if public is None or name not in public.frame.columns:
         return None
     try:
-        guess = infer(name, public.frame[name], public=True, decimal=decimal, separator=public.separator)
+        file = {"decimal": decimal, "separator": public.separator}
+        guess = infer(name, public.frame[name], public=True, missing=missing, **file)
     except validate.InvalidInput as error:
         why[name] = str(error).partition(" is not allowed: ")[2]
         return None
     if guess.why:
         why[name] = guess.why
-    if guess.column.type == "drop" and identifies(name):
+    if guess.column.type == "drop" and identifies(name) and guess.why != _EMPTY:
         return Column(name, "id")
     return guess.column
 
 
-def _with_labels(target: Target | None, public: Table | None) -> Target | None:
-    """The target with the labels of public rows, where it is a classification."""
-    if target is None or public is None or target.task != "classification" or target.classes:
-        return target
-    if target.name in public.frame.columns:
-        labels = _distinct_words(public.frame[target.name])
+def guess_task(name: str, values: Series, missing: tuple[str, ...], decimal: str | None, separator: str | None) -> str:
+    """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
+    numbers = target_numbers(values, missing, decimal, separator)
+    words, absent = as_words(values, missing)
+    if decimal is None:
+        _check_decimal(name, words[~absent].tolist(), separator)
+    finite = np.isfinite(numbers)
+    if (~finite & ~absent).any() or len(np.unique(numbers[finite])) <= 2:
+        return "classification"
+    return "regression"
+
+
+def target_numbers(values: Series, missing: tuple[str, ...], decimal: str | None, separator: str | None) -> np.ndarray:
+    """The targets as numbers, NaN where there is none."""
+    return as_numbers(values, Column("y", "number", absent=missing).read_by(separator, decimal))
+
+
+def _sampled(target: Target, public: Table, missing: tuple[str, ...], why: dict[str, str]) -> Target:
+    """The target with the task, the labels and the range that public rows tell."""
+    values, signs = public.frame[target.name], (target.decimal, public.separator)
+    if target.task is None:
+        try:
+            target = replace(target, task=guess_task(target.name, values, missing, *signs))
+        except validate.InvalidInput as error:
+            why[target.name] = str(error).partition(" is not allowed: ")[2]
+    if target.task == "regression" and target.bounds is None:
+        numbers = np.unique(target_numbers(values, missing, *signs))
+        numbers = numbers[np.isfinite(numbers)]
+        sentinels = _sentinels(numbers, "number")
+        numbers = numbers[~np.isin(numbers, list(sentinels))]
+        if sentinels:
+            written = " and ".join(sentinels.values())
+            why[target.name] = f"{written}, far from all other targets: where that means none, give it with --missing"
+        if len(numbers) > 1:
+            return replace(target, bounds=(float(numbers[0]), float(numbers[-1])))
+    elif target.task == "classification" and not target.classes:
+        labels = _distinct_words(values, missing)
         if 2 <= len(labels) <= _MOST_WORDS:
             return replace(target, classes=labels)
     return target
@@ -281,9 +380,11 @@ def _with_labels(target: Target | None, public: Table | None) -> Target | None:
 
 
 def _written(
-    path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
+    path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], told: Schema, sampled: bool
 ) -> tuple[str, list[str]]:
-    target_lines, missing = _target_lines(target)
+    target_lines, missing = _target_lines(told.target)
+    if told.target is not None and told.target.name in why:
+        target_lines.insert(0, f"# {why[told.target.name]}")
     names = [name for name, column in columns.items() if column is None]
     missing += names
     sources = " and the options"
@@ -295,7 +396,8 @@ def _written(
     ]
     if missing:
         lines.append(f'# Fill in each "{_OPEN}" with what is publicly known; never look it up in the private rows.')
-    lines += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", "", *target_lines]
+    lines += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", ""]
+    lines += [*Schema(missing=told.missing).to_toml().splitlines(), *target_lines]
     if names:
         width = max(len(_toml_value(name)) for name in names)
         reasons = {name: f"  # {reason}" for name, reason in why.items()}

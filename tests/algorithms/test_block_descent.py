@@ -184,15 +184,15 @@ def test_a_matrix_allows_the_steps_that_descend(name: str, rng: np.random.Genera
             assert np.linalg.eigvalsh(np.diag(v * 0.999) - M)[0] < 0  # no step is given away
 
 
-@pytest.mark.parametrize(
-    ("bad", "text"),
-    [
-        ([[1.0, 2.0], [2.0, 1.0]], "eigenvalue -1"),
-        ([[1.0, 0.5], [0.0, 1.0]], "not symmetric"),
-        ([[0.0, 0.0], [0.0, 1.0]], "diagonal"),
-        ([[1.0, 0.0]], "d x d"),
-    ],
-)
+NO_MATRICES = [
+    ([[1.0, 2.0], [2.0, 1.0]], "eigenvalue -1"),
+    ([[1.0, 0.5], [0.0, 1.0]], "not symmetric"),
+    ([[0.0, 0.0], [0.0, 1.0]], "diagonal"),
+    ([[1.0, 0.0]], "d x d"),
+]
+
+
+@pytest.mark.parametrize(("bad", "text"), NO_MATRICES)
 def test_what_is_no_smoothness_matrix_is_refused(bad: Any, text: str) -> None:
     with pytest.raises(isthmus.InvalidInput, match=text):
         recipe(smoothness=bad)

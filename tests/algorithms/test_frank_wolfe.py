@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
+from isthmus import CountSketch, L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
 from isthmus.parts import FrankWolfe
-from isthmus.sketches import CountSketch
 from lab import theory as theorems
 
 
@@ -123,16 +122,16 @@ def test_the_gap_stop_returns_a_true_stationary_point_or_none() -> None:
     assert never.x is None and never.status == "none found" and never.certificate == {}
 
 
-@pytest.mark.parametrize(
-    "build, error, text",
-    [
-        (lambda: FrankWolfe(isthmus.Whole()), TypeError, "no lmo"),
-        (lambda: FrankWolfe(L1Ball(), rule="best"), isthmus.InvalidInput, "rule='best'"),
-        (lambda: FrankWolfe(L1Ball(), rule="short"), isthmus.InvalidInput, "smoothness=None"),
-        (lambda: FrankWolfe(L1Ball(), rule="line"), isthmus.InvalidInput, "loss=None"),
-        (lambda: algorithms.comp_fw(alpha=0.0), isthmus.InvalidInput, "alpha=0.0"),
-    ],
-)
+REFUSED = [
+    (lambda: FrankWolfe(isthmus.Whole()), TypeError, "no lmo"),
+    (lambda: FrankWolfe(L1Ball(), rule="best"), isthmus.InvalidInput, "rule='best'"),
+    (lambda: FrankWolfe(L1Ball(), rule="short"), isthmus.InvalidInput, "smoothness=None"),
+    (lambda: FrankWolfe(L1Ball(), rule="line"), isthmus.InvalidInput, "loss=None"),
+    (lambda: algorithms.comp_fw(alpha=0.0), isthmus.InvalidInput, "alpha=0.0"),
+]
+
+
+@pytest.mark.parametrize("build, error, text", REFUSED)
 def test_refusals(build: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         build()

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus import InvalidInput, LeastSquares, algorithms, minimize, theory
+from isthmus import GaussianSketch, InvalidInput, LeastSquares, Pipeline, Release, Stage, algorithms, minimize, theory
 from isthmus.algorithms import WidthRule
 from isthmus.base.space import Space
 from isthmus.core.minimize import Binding
 from isthmus.core.parts import GapBelow, Uniform
-from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.core.wire import Keys
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier
 from isthmus.privacy.plan import default_delta
 from isthmus.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
-from isthmus.sketches import GaussianSketch
 from lab import theory as theorems
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, LeastSquares, NuclearBall, algorithms, minimize, theory
+from isthmus import GaussianSketch, Identity, L1Ball, LeastSquares, NuclearBall, algorithms, minimize, theory
 from isthmus.core.parts import Uniform
 from isthmus.core.wire import Keys
 from isthmus.lifts import compressed_gradient_mapping
 from isthmus.parts import GapBelow, MappingBelow
-from isthmus.sketches import GaussianSketch, Identity
 from lab import theory as theorems
 
 N, D = 60, 24

@@ -12,10 +12,9 @@ import torch
 from attack.cases import Case, size
 from attack.data import SERIES, Rng, table
 from attack.probes import Arrays, noise_seed
-from isthmus import CountSketch, GaussianSketch, L1Ball, Simplex, algorithms, minimize
+from isthmus import SRHT, CountSketch, GaussianSketch, L1Ball, RademacherSketch, Simplex, algorithms, minimize
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange, buying
 from isthmus.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
-from isthmus.sketches import SRHT, RademacherSketch
 
 LABELLED: dict[str, Any] = {"Logistic": Logistic, "Hinge": Hinge, "SmoothHinge": SmoothHinge}
 NUMBERS: dict[str, Any] = {"LeastSquares": LeastSquares, "Huber": Huber}

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attack.cases import Case
 from attack.probes import Arrays
-from isthmus import PrivacyEngine, algorithms, minimize
-from isthmus.objectives import Hinge
+from isthmus import Hinge, PrivacyEngine, algorithms, minimize
 
 DRAWS, NUDGES = 60, 6
 

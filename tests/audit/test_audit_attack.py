@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import beta, binom, norm
 
-from isthmus import InvalidInput, algorithms, privacy
+from isthmus import CountSketch, GaussianSketch, Identity, InvalidInput, Whole, algorithms, privacy
 from isthmus.algorithms.suggest import Algorithm
 from isthmus.audit import AuditReport, Pair, attack, clopper_pearson, epsilon_from_counts, known_bad, suite, worst_pair
 from isthmus.audit.distinguish import scores
@@ -20,8 +20,6 @@ from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.penalties import NoPenalty
 from isthmus.privacy import Adjacency, FixedSize, FullBatch, Gaussian, Laplace, NoisyMax, Poisson, SeededSource, TopK
 from isthmus.privacy.sampling import rate_of
-from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, GaussianSketch, Identity
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 DELTA = 1e-5

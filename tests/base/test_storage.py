@@ -14,11 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from isthmus import InvalidInput
+from isthmus import ConvexSet, InvalidInput, L1Ball
 from isthmus.base import class_registry, storage
 from isthmus.core.wire import StageOutput, State
 from isthmus.lifts import Lifted
-from isthmus.sets import ConvexSet, L1Ball
 
 NOTES = storage.Format("notes-2", "the test", sealed=("notes-1",), unsealed=("notes-0",))
 

@@ -12,14 +12,12 @@ import pytest
 import torch
 from pyarrow import dataset, parquet
 
-from isthmus import PrivateClassifier, PrivateRegressor, minimize
+from isthmus import InvalidInput, Logistic, PrivateClassifier, PrivateRegressor, Softmax, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
 from isthmus.base.parallel import ahead, in_order
 from isthmus.base.streamed import ChosenRows, FileRows, Streamed, opened
-from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import upper_norms
-from isthmus.objectives import Logistic, Softmax
 from isthmus.problems.scaling import RowMap, Scaled
 
 N, D = 700, 5

@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 from chaos.child import Ended
-from isthmus import estimators
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, estimators
 from isthmus.core.wire import State
 from isthmus.engine import checkpoint
 from isthmus.privacy import Ledger

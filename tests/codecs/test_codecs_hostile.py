@@ -69,25 +69,25 @@ def test_a_declared_length_is_compared_before_anything_is_allocated(codec: Codec
     assert peak < 100_000
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda data: b"\xc2" + data[1:], "first byte is 0xc2"),
-        (lambda data: data[:1] + b"\x04" + data[2:], "written by the codec 'terngrad', and 'qsgd' reads it"),
-        (lambda data: data[:1] + b"\xee" + data[2:], "kind 238"),
-        (lambda data: data[:2] + b"\x1f" + data[3:], "declares 31 coordinates where 30 are expected"),
-        (lambda data: data[:2] + b"\x9e\x00" + data[3:], "more bytes than it needs"),
-        (lambda data: data[:3] + b"\x00\x00\xc0\x7f" + data[7:], "the norm is nan"),
-        (lambda data: data[:3] + b"\x00\x00\x80\xbf" + data[7:], "the norm is -1"),
-        (lambda data: data[:7] + b"\x01" + data[8:], "coding is number 1 and not 'gamma'"),
-        (lambda data: data[:7] + b"\x30" + data[8:], "layout is 3"),
-        (lambda data: data[:7] + b"\x10\x1f" + data[8:], "entries that are not 0 is more than 30"),
-        (lambda data: data[:7] + b"\x20" + bytes(8), "coded as 0"),
-        (lambda data: data[:8] + b"\xff" * 40, "number of more than 13"),
-        (lambda data: data[:-1], "it ends before the levels"),
-        (lambda data: "text", "is a str and not bytes"),
-    ],
-)
+SPOILT = [
+    (lambda data: b"\xc2" + data[1:], "first byte is 0xc2"),
+    (lambda data: data[:1] + b"\x04" + data[2:], "written by the codec 'terngrad', and 'qsgd' reads it"),
+    (lambda data: data[:1] + b"\xee" + data[2:], "kind 238"),
+    (lambda data: data[:2] + b"\x1f" + data[3:], "declares 31 coordinates where 30 are expected"),
+    (lambda data: data[:2] + b"\x9e\x00" + data[3:], "more bytes than it needs"),
+    (lambda data: data[:3] + b"\x00\x00\xc0\x7f" + data[7:], "the norm is nan"),
+    (lambda data: data[:3] + b"\x00\x00\x80\xbf" + data[7:], "the norm is -1"),
+    (lambda data: data[:7] + b"\x01" + data[8:], "coding is number 1 and not 'gamma'"),
+    (lambda data: data[:7] + b"\x30" + data[8:], "layout is 3"),
+    (lambda data: data[:7] + b"\x10\x1f" + data[8:], "entries that are not 0 is more than 30"),
+    (lambda data: data[:7] + b"\x20" + bytes(8), "coded as 0"),
+    (lambda data: data[:8] + b"\xff" * 40, "number of more than 13"),
+    (lambda data: data[:-1], "it ends before the levels"),
+    (lambda data: "text", "is a str and not bytes"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), SPOILT)
 def test_a_refusal_says_what_is_wrong(change: object, says: str) -> None:
     v = torch.randn(30, generator=torch.Generator().manual_seed(1))
     data = QSGD().encode(v, 0)

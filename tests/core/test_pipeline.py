@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from grids import pairs
+from refusals import refuses
 from torch import Tensor
 
 import isthmus
-from isthmus import LeastSquares, Logistic, minimize
+from isthmus import Coordinates, CountSketch, GaussianSketch, Identity, LeastSquares, Logistic, Sketch, minimize
 from isthmus.base.space import Space
 from isthmus.core import pipeline as pipeline_file
 from isthmus.core.pipeline import Pipeline, Release, Stage, contribute, measure
@@ -25,7 +26,6 @@ from isthmus.lifts import adjoint, discard
 from isthmus.parts import AgainstAnchor, Client, Clients, Full, Restart, Shuffle, Step, Uniform
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, Mechanism, SeededSource
 from isthmus.privacy.clips import ClippedSum
-from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity, Sketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import OfTheSum
 
@@ -309,33 +309,27 @@ def pipe(*releases: Release, sampler: Any = None, **options: Any) -> Pipeline:
     return Pipeline([Stage(sampler or Full(), releases)], constant, **options)
 
 
-@pytest.mark.parametrize(
-    "build, text",
-    [
-        (lambda: Pipeline([], constant), "stages=.*at least one stage"),
-        (lambda: Pipeline([Stage(Full()), Stage(Full())], constant), "its own name"),
-        (lambda: pipe(), "at least one release"),
-        (lambda: pipe(OPEN, OPEN), "its own name"),
-        (lambda: pipe(Release(mechanism=Shift(1.0))), "clip=None.*adds noise"),
-        (lambda: pipe(Release(clip=Clip(1.0, ord=1), mechanism=Shift(1.0))), "ord=1.*norms"),
-        (lambda: pipe(Release(clip=Clip(1.0)), wire=Wire(feedback=True)), "feedback=True.*no bound"),
-        (lambda: pipe(NOISED, wire=Wire(Halves())), "codec=.*before central noise"),
-        (lambda: Pipeline([Stage(Full(), every=0)], constant), "every=0"),
-        (lambda: pipe(NOISED), "promise=None"),
-        (lambda: pipe(NOISED, sampler=Shuffle(5), promise=PROMISE), "sampler='Shuffle'"),
-        (lambda: pipe(NOISED, OPEN, promise=PROMISE), "mechanism=.*open.*without noise"),
-        (lambda: Clip(0.0), "clip=0.0"),
-        (lambda: Clip(1.0, ord=3), "ord=3"),
-        (lambda: Shuffle(0), "batch_size=0"),
-        (lambda: Restart(0), "rounds=0"),
-        (lambda: Step(momentum=1.0), "momentum=1.0"),
-        (lambda: Clients([]), "problems"),
-        (lambda: Keys(-1), "seed=-1"),
-    ],
+test_unsound_fillings_are_refused_when_built = refuses(
+    (lambda: Pipeline([], constant), "stages=.*at least one stage"),
+    (lambda: Pipeline([Stage(Full()), Stage(Full())], constant), "its own name"),
+    (lambda: pipe(), "at least one release"),
+    (lambda: pipe(OPEN, OPEN), "its own name"),
+    (lambda: pipe(Release(mechanism=Shift(1.0))), "clip=None.*adds noise"),
+    (lambda: pipe(Release(clip=Clip(1.0, ord=1), mechanism=Shift(1.0))), "ord=1.*norms"),
+    (lambda: pipe(Release(clip=Clip(1.0)), wire=Wire(feedback=True)), "feedback=True.*no bound"),
+    (lambda: pipe(NOISED, wire=Wire(Halves())), "codec=.*before central noise"),
+    (lambda: Pipeline([Stage(Full(), every=0)], constant), "every=0"),
+    (lambda: pipe(NOISED), "promise=None"),
+    (lambda: pipe(NOISED, sampler=Shuffle(5), promise=PROMISE), "sampler='Shuffle'"),
+    (lambda: pipe(NOISED, OPEN, promise=PROMISE), "mechanism=.*open.*without noise"),
+    (lambda: Clip(0.0), "clip=0.0"),
+    (lambda: Clip(1.0, ord=3), "ord=3"),
+    (lambda: Shuffle(0), "batch_size=0"),
+    (lambda: Restart(0), "rounds=0"),
+    (lambda: Step(momentum=1.0), "momentum=1.0"),
+    (lambda: Clients([]), "problems"),
+    (lambda: Keys(-1), "seed=-1"),
 )
-def test_unsound_fillings_are_refused_when_built(build: Any, text: str) -> None:
-    with pytest.raises(isthmus.InvalidInput, match=text):
-        build()
 
 
 def test_feedback_needs_a_tight_sketch() -> None:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from isthmus import LeastSquares, algorithms, minimize
+from isthmus import Encoder, GaussianSketch, InvalidInput, L1Ball, L2Ball, LeastSquares, algorithms, minimize
 from isthmus.base.space import Space
-from isthmus.base.validate import InvalidInput
 from isthmus.core.minimize import PrivateSide, Recipe
 from isthmus.core.parts import FirstOrderStationary, FixedRows, GapBelow
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
@@ -23,8 +22,6 @@ from isthmus.parts import FrankWolfe, Step
 from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Exact, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.privacy.event_json import dpa
 from isthmus.problems.queries import TopEigenvalue
-from isthmus.sets import L1Ball, L2Ball
-from isthmus.sketches import Encoder, GaussianSketch
 from isthmus.sketches.compose import IdentityMap
 from isthmus.theory.printed import Inside, OwnLength, Printed
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gradients.layers.layer_reference import Built
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective, algorithms, minimize
@@ -157,15 +158,8 @@ def test_the_statement_of_a_network_says_what_it_rests_on(reduction: str) -> Non
 
 
 def test_layers_that_are_left_out_of_some_pieces_of_a_batch_are_refused() -> None:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x) + self.b(x) if len(x) == 150 else self.a(x)
-
-    problem = objective(Sometimes())
+    sometimes = lambda m, x: m.a(x) + m.b(x) if len(x) == 150 else m.a(x)  # noqa: E731
+    problem = objective(Built(sometimes, a=nn.Linear(6, 3), b=nn.Linear(6, 3)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         minimize(problem, RECIPES["dp_gd"](), steps=1, x0=problem.start())

@@ -15,11 +15,10 @@ import torch.distributed as dist
 from gloo import FORKS, caught, once
 
 import isthmus
-from isthmus import LeastSquares, Logistic, algorithms, minimize
+from isthmus import LeastSquares, Logistic, Pipeline, Release, Stage, algorithms, minimize
 from isthmus.algorithms.purchases import Lambda, Ranges, buying
 from isthmus.base.randomness import key
 from isthmus.core.group import RankFailed
-from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.gradients.rounding import gamma
 from isthmus.parts import AllReduce, Clients, Full, Shuffle
 from isthmus.privacy import Clip, FixedSize, Ledger

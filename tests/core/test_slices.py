@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus import minimize
+from isthmus import LeastSquares, Logistic, Softmax, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix
 from isthmus.base.parallel import in_order
-from isthmus.objectives import LeastSquares, Logistic, Softmax
 from isthmus.problems.scaling import RowMap
 
 N, D = 500, 7

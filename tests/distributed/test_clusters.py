@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus import PrivateClassifier
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, PrivateClassifier
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the engines are theirs
 N, D = 400, 4

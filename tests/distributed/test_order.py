@@ -271,15 +271,15 @@ def _buying() -> Any:
     return buying(algorithms.dp_gd(epsilon=30.0, n="exact", step=1.0, clip=0.5), [Ranges(), Columns()])
 
 
-@pytest.mark.parametrize(
-    ("clients", "text"),
-    [
-        (lambda parts: Clients(parts, per_round=2), "per_round"),
-        (lambda parts: Clients(parts, uniform=True), "uniform"),
-        (lambda parts: [*parts, parts[0]], "give each of them once"),
-        (lambda parts: parts[:2], "40 records"),
-    ],
-)
+UNSOUND = [
+    (lambda parts: Clients(parts, per_round=2), "per_round"),
+    (lambda parts: Clients(parts, uniform=True), "uniform"),
+    (lambda parts: [*parts, parts[0]], "give each of them once"),
+    (lambda parts: parts[:2], "40 records"),
+]
+
+
+@pytest.mark.parametrize(("clients", "text"), UNSOUND)
 def test_unsound_private_clients_are_refused_before_anything_is_spent(clients: Any, text: str) -> None:
     book = Ledger()
     recipe = algorithms.dp_gd(epsilon=3.0, n="exact", step=1.0, clip=0.5)

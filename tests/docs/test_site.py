@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_opened_from_the_disk_it_is_searched_and_read(site: Path) -> None:
     if PATH is None:
         pytest.skip("no Chromium here")
     for dark in (False, True):
-        with Browser() as browser:  # one each: the site remembers the colours of the first page
+        with closing(Browser()) as browser:  # one each: the site remembers the colours of the first page
             for width, page in ((1280, "tutorials/table.html"), (390, "engine.html")):
                 browser.open(site / page, width=width, dark=dark)
                 scheme = browser.evaluate('document.body.getAttribute("data-md-color-scheme")')

@@ -16,17 +16,6 @@ from isthmus import PrivacyEngine
 from isthmus.gradients.layers import Layers
 
 
-class Own(nn.Module):
-    """A layer of one's own: a function of the input and one bare parameter."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], size: int = 6) -> None:
-        super().__init__()
-        self.w, self.function = nn.Parameter(torch.ones(size)), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.w)
-
-
 class Between(nn.Module):
     """A container whose own code stands between two layers with rules."""
 

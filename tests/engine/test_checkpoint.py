@@ -212,20 +212,20 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
     train(fresh, 1)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"noise_multiplier": 5.0},
-        {"max_grad_norm": 9.0},
-        {"sketch": Kronecker(4, 3)},
-        {"sketch": isthmus.CountSketch(9)},
-        {"sketch": None},
-        {"batch": 20},
-        {"clipping": "adaptive"},
-        {"micro_batch_size": 2},
-        {"poisson_sampling": False},
-    ],
-)
+OTHER_TERMS = [
+    {"noise_multiplier": 5.0},
+    {"max_grad_norm": 9.0},
+    {"sketch": Kronecker(4, 3)},
+    {"sketch": isthmus.CountSketch(9)},
+    {"sketch": None},
+    {"batch": 20},
+    {"clipping": "adaptive"},
+    {"micro_batch_size": 2},
+    {"poisson_sampling": False},
+]
+
+
+@pytest.mark.parametrize("other", OTHER_TERMS)
 def test_other_terms_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
     options = {"sketch": Kronecker(4, 2)}
     path, run = tmp_path / "a", train(private(mlp(), data(), **options), 1)

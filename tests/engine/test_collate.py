@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engine_cases import private
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from isthmus import InvalidInput, PrivacyEngine
 from isthmus.engine.engine import COLLATED
@@ -93,20 +94,14 @@ def run(
 ) -> PrivacyEngine:
     engine = PrivacyEngine()
     module = engine.get_compatible_module(module)
-    module, optimizer, loader = engine.make_private(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=DataLoader(dataset or Sequences(), batch_size=12, collate_fn=collate, **options),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        loss_reduction="sum",
-    )
-    for x, lengths, y in loader:
+    made = {"loading": {"collate_fn": collate, **options}, "loss_reduction": "sum", "noise_generator": None}
+    run = private(module, dataset or Sequences(), engine=engine, batch=12, **made)
+    for x, lengths, y in run.loader:
         out = call(module, x, lengths)
         if out.ndim == 3:
             out = (out * mask(out, lengths)).sum(1)
         F.cross_entropy(out, y, reduction="sum").backward()
-        optimizer.step()
+        run.optimizer.step()
     return engine
 
 

@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from engine_cases import BATCH, MODELS, Indexed, N, Z, assert_same, cnn, data, loader, mlp, private, step, train
 from torch import nn
 
-from isthmus import InvalidInput, Kronecker, PrivacyEngine
-from isthmus.engine import GradientEmbedding
+from isthmus import GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.privacy import Ledger
 from isthmus.privacy.ledger import BudgetExceeded
-from isthmus.sketches import PublicSubspace
 
 DELTA = 1e-5
 
@@ -34,16 +32,16 @@ def assert_unchanged(run: Any, before: Any) -> None:
     assert str(now[1]) == str(before[1])
 
 
-@pytest.mark.parametrize(
-    "epsilon, epochs, poisson, accountant",
-    [
-        (0.5, 2, True, "pld"),
-        (8.0, 1.5, True, "prv"),
-        (2.0, 1, True, "rdp"),
-        (0.5, 1, False, "pld"),
-        (4.0, 1.5, False, "rdp"),
-    ],
-)
+TARGETS = [
+    (0.5, 2, True, "pld"),
+    (8.0, 1.5, True, "prv"),
+    (2.0, 1, True, "rdp"),
+    (0.5, 1, False, "pld"),
+    (4.0, 1.5, False, "rdp"),
+]
+
+
+@pytest.mark.parametrize("epsilon, epochs, poisson, accountant", TARGETS)
 def test_a_target_is_met_from_below_and_then_enforced(
     epsilon: float, epochs: float, poisson: bool, accountant: str
 ) -> None:
@@ -229,8 +227,9 @@ def test_a_detached_module_can_be_made_private_again() -> None:
         private(
             run.module, data(), engine=run.engine, optimizer=lambda p: torch.optim.SGD(run.module.parameters(), lr=0.1)
         )
-    with pytest.raises(InvalidInput, match="private already"):
-        private(mlp(), data(), optimizer=lambda p: run.optimizer)
+    for again in ({"optimizer": lambda p: run.optimizer}, {"data_loader": run.loader}):
+        with pytest.raises(InvalidInput, match="private already"):
+            private(mlp(), data(), **again)
     run.engine.detach()
     again = train(private(run.module, data(), engine=run.engine), 1)
     assert run.engine.ledger.rounds() == {"main": 8}

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from attack.modules import WORDS, ZOO, built, flat, inputs
 from engine_cases import BATCH, MODELS, N, Trained, assert_same, data, mlp, numbered, private, step, train
+from gradients.layers.layer_reference import Built
 from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from isthmus import InvalidInput, Kronecker
-from isthmus.engine import BatchMemoryManager
+from isthmus import BatchMemoryManager, InvalidInput, Kronecker
 
 
 @pytest.mark.parametrize("physical", [None, 4])
@@ -57,7 +57,7 @@ def test_membership_is_poisson() -> None:
 
 def test_fixed_batches_are_subsets_of_one_size() -> None:
     run = private(mlp(), data(), batch=12, poisson_sampling=False, noise_generator=None)
-    assert len(run.loader) == 4
+    assert len(run.loader) == 4 and run.engine.ledger.adjacency.value == "replace-one"
     for index in run.loader._draws:
         assert len(set(index)) == len(index) == 12
 
@@ -124,18 +124,10 @@ def test_collate_functions_and_batches_of_nothing(name: str, workers: int) -> No
     assert len(run.rounds) == N
 
 
-class Sequences(nn.Module):
+def sequences(first: bool) -> nn.Module:
     """Examples in the second dimension, as transformers have them by default, or in the first."""
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.positions = 1 if first else 0
-        self.embed = nn.Embedding(9, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=first)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.block(self.embed(tokens))).mean(self.positions)
+    parts = {"embed": nn.Embedding(9, 8), "block": nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=first)}
+    return Built(lambda m, words: m.head(m.block(m.embed(words))).mean(int(first)), **parts, head=nn.Linear(8, 3))
 
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
@@ -270,7 +262,7 @@ def test_examples_in_the_second_dimension(sketch: Any) -> None:
     for first in (False, True):
         torch.manual_seed(3)
         loading = {} if first else {"collate_fn": turned}
-        run = private(Sequences(first), numbered(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
+        run = private(sequences(first), numbered(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
         collected.append(train(run, 1))
     assert [0] in run.batches  # an empty one, or one of the first record
     assert collected[0].batches == collected[1].batches
@@ -289,31 +281,15 @@ def test_bf16_autocast() -> None:
     assert_same(run.module, full.module, 0.02)  # sums of clipped gradients, each good to three digits
 
 
-class Boxed(nn.Module):
-    """Returns a container that nobody knows."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Any:
-        return type("Box", (), {"value": self.module(x)})()
-
-
 def test_a_mean_in_reduced_precision_is_refused_where_it_cannot_be_undone() -> None:
     """b / B rounded to 8 bits moves every record's share when one record joins the batch."""
-    run = private(Boxed(MODELS["cnn"](torch.float32)), data("cnn", dtype=torch.float32))
+    boxed = Built(lambda m, x: type("Box", (), {"value": m.net(x)})(), net=MODELS["cnn"](torch.float32))
+    run = private(boxed, data("cnn", dtype=torch.float32))  # it returns a container that nobody knows
     _, x, y = next(batch for batch in run.loader if len(batch[1]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = F.cross_entropy(run.module(x).value, y)
     with pytest.raises(InvalidInput, match="loss_reduction='sum'"):
         loss.backward()
-
-
-def test_the_private_loader_is_not_made_private_again() -> None:
-    run = private(mlp(), data())
-    with pytest.raises(InvalidInput, match="private already"):
-        private(mlp(), data(), data_loader=run.loader)
 
 
 class Augmented(Dataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import CLASSES, Indexed, N, Trained, cnn, data, mlp, private, step, train
+from gradients.layers.layer_reference import Built
 from torch import Tensor, nn
 
 from isthmus import InvalidInput
@@ -155,36 +157,23 @@ def test_losses_that_are_not_what_they_are_called_are_refused(kind: str, name: s
     refused(words, losses[name], reduction)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_outputs_in_dicts_and_dimensions_of_the_modules_own_are_seen(dim: int) -> None:
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = mlp()
-
-        def forward(self, x: Tensor) -> dict[str, Any]:
-            return {"more": [self.layers(x)]}
-
-    run = private(Wrapped(), data(), criterion=None, poisson_sampling=False)
+def test_outputs_in_dicts_are_seen() -> None:
+    wrapped = Built(lambda m, x: {"more": [m.layers(x)]}, layers=mlp())
+    run = private(wrapped, data(), criterion=None, poisson_sampling=False)
     _, x, y = next(iter(run.loader))
     with pytest.raises(InvalidInput, match="is a sum"):
         F.cross_entropy(run.module(x)["more"][0], y, reduction="sum").backward()
 
 
 def test_two_outputs_of_one_network_are_looked_at_without_running_it_again() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(6, 5).double(), nn.Linear(5, CLASSES).double()
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            hidden = self.body(x).tanh()
-            return hidden, self.head(hidden)
+    def both(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = module.body(x).tanh()
+        return hidden, module.head(hidden)
 
     torch.manual_seed(3)
-    plain = Both()
-    run = private(Both(), data(), criterion=None, poisson_sampling=False, noise_multiplier=1e-7, max_grad_norm=50.0)
-    run.module.load_state_dict(plain.state_dict())
+    plain = Built(both, body=nn.Linear(6, 5).double(), head=nn.Linear(5, CLASSES).double())
+    exact = {"noise_multiplier": 1e-7, "max_grad_norm": 50.0}
+    run = private(copy.deepcopy(plain), data(), criterion=None, poisson_sampling=False, **exact)
     _, x, y = next(iter(run.loader))
 
     def loss(pair: tuple[Tensor, Tensor]) -> Tensor:

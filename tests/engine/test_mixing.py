@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from mixing_cases import Between, Own, clipped_sum, private, rows_alone, worst
+from gradients.layers.layer_reference import Built
+from mixing_cases import Between, clipped_sum, private, rows_alone, worst
 from torch import Tensor, nn
 
 from isthmus import InvalidInput, ModuleObjective
@@ -29,7 +30,8 @@ def test_a_layer_of_ones_own_hands_on_what_each_example_gives_alone(
     """The code mixes by less than a comparison on a first batch can see: a record still moves the sum by its bound."""
     monkeypatch.setattr("isthmus.gradients.layers.trial.AGAIN", 1 << 60)  # a later look would see it, and refuse
     torch.manual_seed(0)
-    assert worst(nn.Sequential(Own(LAYERS[case]), nn.Linear(6, 3)), size=size) <= 1 + 1e-5
+    own = Built(lambda m, x: LAYERS[case](x, m.w), w=nn.Parameter(torch.ones(6)))
+    assert worst(nn.Sequential(own, nn.Linear(6, 3)), size=size) <= 1 + 1e-5
 
 
 def normed(h: Tensor, module: nn.Module) -> Tensor:
@@ -144,15 +146,8 @@ def test_a_trial_leaves_no_trace() -> None:
 
 
 def test_an_argument_that_all_examples_share_may_have_as_many_rows_as_there_are_examples() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.TransformerEncoderLayer(6, 2, 8, 0.1, batch_first=True)
-
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.body(x, src_mask=mask)
-
-    layers = Layers(Masked())
+    body = nn.TransformerEncoderLayer(6, 2, 8, 0.1, batch_first=True)
+    layers = Layers(Built(lambda m, x, mask: m.body(x, src_mask=mask), body=body))
     layers.attach()
     for n in (3, 8):
         mask = nn.Transformer.generate_square_subsequent_mask(n)
@@ -251,16 +246,8 @@ def test_a_loss_in_which_examples_meet_is_refused_where_it_is_known(loss) -> Non
 
 def test_rows_that_no_rule_gets_right_are_found() -> None:
     """Examples of a layer lie in another dimension than the module says, and there are as many of both."""
-
-    class Swapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x.transpose(0, 1)).transpose(0, 1))
-
-    layers = Layers(Swapped())
+    swapped = Built(lambda m, x: m.b(m.a(x.transpose(0, 1)).transpose(0, 1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    layers = Layers(swapped)
     layers.attach()
     with pytest.raises(InvalidInput, match="examples"):
         trial.look(layers, (torch.randn(5, 5, 3),), {}, 5)
@@ -285,14 +272,6 @@ def test_rounding_is_not_taken_for_examples_that_meet() -> None:
 
 def test_as_many_classes_as_examples_in_the_second_dimension_are_no_mixing() -> None:
     """An output of n examples and n classes has two readings: neither is held against the module."""
-
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(tokens)).mean(0)
-
     for n in (2, 3, 4):
-        trial.look(Layers(Turned(), batch_first=False), (torch.randint(0, 9, (5, n)),), {}, n)
+        turned = Built(lambda m, words: m.head(m.embed(words)).mean(0), embed=nn.Embedding(9, 8), head=nn.Linear(8, 3))
+        trial.look(Layers(turned, batch_first=False), (torch.randint(0, 9, (5, n)),), {}, n)

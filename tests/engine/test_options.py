@@ -16,8 +16,7 @@ from torch.utils import data as datasets
 from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
-from isthmus import GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
-from isthmus.engine import BatchMemoryManager
+from isthmus import BatchMemoryManager, GradientEmbedding, InvalidInput, Kronecker, PrivacyEngine, PublicSubspace
 from isthmus.gradients.rounding import KAPPA
 
 BAD = [math.nan, math.inf, -math.inf, 0.0, -1.0, "1", None]
@@ -118,12 +117,6 @@ def test_supported_options(wrap: bool) -> None:
     run = train(private(mlp(), data(), wrap_model=wrap, grad_sample_mode="hooks", rand_on_empty=False), 1)
     assert len(run.rounds) == 4
     assert not hasattr(run.module, "_module")
-
-
-def test_fixed_batches_are_accounted_for_replacing_a_record() -> None:
-    run = train(private(mlp(), data(), poisson_sampling=False), 1)
-    assert {len(batch) for batch in run.batches} == {BATCH}
-    assert run.engine.ledger.adjacency.value == "replace-one"
 
 
 ENGINES = [{"accountant": "nonsense"}, {"accountant": 3}, {"seed": -1}, {"adjacency": "neighbours"}, {"seed": 1.5}]

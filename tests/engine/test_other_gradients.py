@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import sums
+from gradients.layers.layer_reference import Built
 from mixing_cases import private, rows_alone
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,15 +29,10 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-class Table(nn.Module):
+def table() -> nn.Module:
     """A parameter of the module's own, that is used by an operation and not by a layer with a rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.body = nn.Parameter(torch.linspace(0.5, 2.0, 6, dtype=torch.float64)), net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x * self.scale)
+    scale = nn.Parameter(torch.linspace(0.5, 2.0, 6, dtype=torch.float64))
+    return Built(lambda m, x: m.body(x * m.scale), scale=scale, body=net())
 
 
 def records() -> tuple[Tensor, Tensor]:
@@ -71,7 +67,7 @@ def through_inputs(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("attack", [adversary, through_inputs])
-@pytest.mark.parametrize(("make", "plain"), [(net, net), (Table, Table), (lambda: Checkpointed(*net()), net)])
+@pytest.mark.parametrize(("make", "plain"), [(net, net), (table, table), (lambda: Checkpointed(*net()), net)])
 def test_examples_moved_by_their_own_gradient_are_trained_on_as_they_are(
     attack: Callable[[nn.Module, Tensor, Tensor], Tensor], make: Callable[[], nn.Module], plain: Callable[[], nn.Module]
 ) -> None:
@@ -111,7 +107,7 @@ def test_a_slope_that_was_taken_does_not_stand_for_the_loss_where_a_mean_is_undo
         kept[-1].float().mean().backward()
 
 
-@pytest.mark.parametrize("make", [net, Table])
+@pytest.mark.parametrize("make", [net, table])
 def test_a_gradient_of_a_gradient_is_refused(make: Callable[[], nn.Module]) -> None:
     """The penalty on the slope: its backward pass would go through every layer twice."""
     x, y = records()

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import MODELS, data, private, step, sums, train
+from refusals import refuses
 from torch import nn
 
 from isthmus import InvalidInput, PrivacyEngine
@@ -98,13 +99,11 @@ def test_norms_that_keep_statistics_are_refused_when_they_are_switched_to_traini
         train(run, 1)
 
 
-@pytest.mark.parametrize(
-    "criterion, text",
-    [(nn.CrossEntropyLoss(weight=torch.ones(3)), "class weights"), (nn.CrossEntropyLoss(reduction="sum"), "reduction")],
+test_losses_that_are_no_mean_over_examples_are_refused = refuses(
+    (nn.CrossEntropyLoss(weight=torch.ones(3)), "class weights"),
+    (nn.CrossEntropyLoss(reduction="sum"), "reduction"),
+    by=lambda criterion: private(mlp(), data(), criterion=criterion),
 )
-def test_losses_that_are_no_mean_over_examples_are_refused(criterion: nn.Module, text: str) -> None:
-    with pytest.raises(InvalidInput, match=text):
-        private(mlp(), data(), criterion=criterion)
 
 
 def test_public_rows_cost_nothing() -> None:

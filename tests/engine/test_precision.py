@@ -11,15 +11,15 @@ import pytest
 import torch
 from engine_cases import C, sums
 from engine_cases import private as made_private
+from gradients.layers.layer_reference import Built
 from grids import pairs
 from test_sketches import public
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isthmus
-from isthmus import GradientEmbedding, Kronecker, PublicSubspace
+from isthmus import GradientEmbedding, InvalidInput, Kronecker, PublicSubspace
 from isthmus.base.space import Space
-from isthmus.base.validate import InvalidInput
 from isthmus.core.driver import Ticket, _BackwardAccumulator
 from isthmus.core.pipeline import Release, measure
 from isthmus.gradients import Computed, Dense, Stack
@@ -310,19 +310,9 @@ def net(kind: str) -> nn.Module:
         table = nn.Embedding(9, 4)
         head = nn.Linear(4, 9, bias=False)
         head.weight = table.weight
-        return nn.Sequential(Scaled(table), head)
+        loud = Built(lambda m, x: m.table(x[:, 1:].long()).mean(1) * x[:, :1], table=table)
+        return nn.Sequential(loud, head)  # the first column is the factor of a record's embeddings
     return nn.Sequential(nn.Conv1d(2, 4, 2, groups=2), nn.Flatten(), nn.Linear(8, 3))
-
-
-class Scaled(nn.Module):
-    """Words with a loudness: the first column is the factor of a record's embeddings."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table = table
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.table(x[:, 1:].long()).mean(1) * x[:, :1]
 
 
 def records(kind: str, dtype: torch.dtype, value: float, at: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine_cases import clipped, numbered, private, step, sums
+from gradients.layers.layer_reference import Built
 from grids import pairs
 from mixing_cases import rows_alone
 from torch import Tensor, nn
@@ -180,21 +181,13 @@ def test_a_first_batch_of_any_size_gives_the_clipped_sum_of_its_examples(
         torch.testing.assert_close(found, alone[:size].sum(0), rtol=1e-5, atol=1e-5)
 
 
-class Squeezed(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x)[:, None].squeeze())
-
-
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 3), lambda: nn.LayerNorm(4)], ids=["linear", "norm"])
 @pytest.mark.parametrize("sizes", [(4, 1), (1,)], ids=["later", "at once"])
 def test_a_batch_of_one_that_lost_its_dimension_is_refused_by_the_layer_that_sees_it(
     make: Callable[[], nn.Module], sizes: tuple[int, ...]
 ) -> None:
-    run = private(Squeezed(make()).double(), numbered(torch.randn(20, 6, dtype=torch.float64)), loss_reduction="sum")
+    squeezed = Built(lambda m, x: m.b(m.a(x)[:, None].squeeze()), a=nn.Linear(6, 4), b=make()).double()
+    run = private(squeezed, numbered(torch.randn(20, 6, dtype=torch.float64)), loss_reduction="sum")
     driver = run.engine.driver
     assert driver is not None
     for size in sizes[:-1]:

@@ -20,11 +20,10 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus import InvalidInput, LeastSquares, PrivacyEngine, minimize
+from isthmus import InvalidInput, LeastSquares, PrivacyEngine, PrivateClassifier, PrivateSearch, minimize
 from isthmus.algorithms import dp_gd
 from isthmus.core.driver import Ticket
 from isthmus.core.wire import State
-from isthmus.estimators import PrivateClassifier, PrivateSearch
 from isthmus.gradients.layers.forward_guard import generators_hidden, hide_generators
 from isthmus.privacy import Ledger, LedgerCorrupt
 from isthmus.privacy.ledger import _FileRecords

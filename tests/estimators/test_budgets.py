@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_searches_and_cross_validations_warn() -> None:
     with pytest.warns(PrivacyBudgetWarning, match="isthmus.PrivateSearch"):
         model_selection.GridSearchCV(classifier(), {"l2": [0.0, 0.1]}, cv=2).fit(X, y)
-    with pytest.warns(PrivacyBudgetWarning):
+    with pytest.warns(PrivacyBudgetWarning, match="every fit"):
         model_selection.cross_val_score(regressor(), *numbered(), cv=2)
     with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
         ensemble.BaggingClassifier(classifier(), n_estimators=2).fit(X, y)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gloo import once, together
+from gloo import caught, once, together
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 
@@ -46,14 +46,6 @@ def mine(rank: int, cut: str = "half") -> Any:
     """Which rows a rank has: every second one, a few and all others, or all and none."""
     border = {"few": 7, "none": N}.get(cut, 0)
     return slice(rank, None, SIZE) if cut == "half" else (slice(border), slice(border, None))[rank]
-
-
-def caught(make: Any) -> tuple[str, str]:
-    try:
-        make()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", ""
 
 
 def fresh(model: Any, **more: Any) -> Any:
@@ -162,20 +154,20 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
     np.testing.assert_allclose(first[0], whole._straight()[0], rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "told"),
-    [
-        ("label", "InvalidInput", "a label that is not among"),
-        ("columns", "InvalidInput", "give all ranks rows with the same columns"),
-        ("kind", "InvalidInput", "give all ranks rows with the same columns"),
-        ("epsilon", "InvalidInput", "give all ranks the same budget"),
-        ("clip", "InvalidInput", "the ranks differ"),
-        ("rounds", "InvalidInput", "give all ranks the same budget"),
-        ("budget", "BudgetExceeded", "in total"),
-        ("empty", "InvalidInput", "give at least one rank some rows"),
-        ("step", "InvalidInput", "steps that learn nothing"),
-    ],
-)
+WRONG = [
+    ("label", "InvalidInput", "a label that is not among"),
+    ("columns", "InvalidInput", "give all ranks rows with the same columns"),
+    ("kind", "InvalidInput", "give all ranks rows with the same columns"),
+    ("epsilon", "InvalidInput", "give all ranks the same budget"),
+    ("clip", "InvalidInput", "the ranks differ"),
+    ("rounds", "InvalidInput", "give all ranks the same budget"),
+    ("budget", "BudgetExceeded", "in total"),
+    ("empty", "InvalidInput", "give at least one rank some rows"),
+    ("step", "InvalidInput", "steps that learn nothing"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "told"), WRONG)
 def test_what_is_wrong_on_one_rank_is_refused_on_all(
     ranks: list[dict[str, Any]], name: str, kind: str, told: str
 ) -> None:

@@ -209,15 +209,15 @@ def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(rng: Any, 
             assert np.array_equal(whole[1:], less)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"epsilon": 0.0}, "epsilon=0.0 is not allowed"),
-        ({"adjacency": "both"}, "adjacency='both' is not allowed"),
-        ({"y": np.full(50, 7)}, r"does not know: its labels are \[0, 1\]"),
-        ({"y": np.zeros((50, 2))}, "give one target for each row"),
-    ],
-)
+WRONG = [
+    ({"epsilon": 0.0}, "epsilon=0.0 is not allowed"),
+    ({"adjacency": "both"}, "adjacency='both' is not allowed"),
+    ({"y": np.full(50, 7)}, r"does not know: its labels are \[0, 1\]"),
+    ({"y": np.zeros((50, 2))}, "give one target for each row"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG)
 def test_what_is_wrong_is_refused_before_anything_is_spent(change: Any, words: str, rng: Any) -> None:
     model, X, y = labelled(rng, 50)
     ledger = Ledger()

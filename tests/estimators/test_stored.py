@@ -145,7 +145,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="another kind"):
         load(path)
     for change in (
-        lambda header: {**header, "format": "isthmus-estimator-9"},
         lambda header: {**header, "tree": header["tree"].replace("PrivateClassifier", "PrivateRegressor")},
         lambda header: {name: header[name] for name in ("format", "tree")},
         lambda header: {**header, "tree": json.dumps({"class": "os.system"})},

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from estimator_tables import Seen
 
 from isthmus import InvalidInput, private_summary
-from isthmus.cli import main
 from isthmus.core.pipeline import Promise
 from isthmus.estimators import summary
 from isthmus.privacy import Ledger, noise_multiplier
@@ -119,18 +118,18 @@ def test_few_rows_have_no_mean() -> None:
     assert found["age"].mean is None and found["age"].quantiles == {} and "too few rows" in found.table()
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"schema": {}}, "declare at least one column"),
-        ({"schema": {"agee": [0, 1]}}, r"schema=\['agee'\] is not allowed: name columns of the table, which has"),
-        ({"schema": 3}, "give a Schema, its file, or columns"),
-        ({"epsilon": math.inf}, "epsilon=inf is not allowed"),
-        ({"bins": 0}, "bins=0 is not allowed"),
-        ({"delta": 0.0}, "delta=0.0 is not allowed"),
-        ({"table": [1]}, "give a pandas or polars DataFrame"),
-    ],
-)
+WRONG = [
+    ({"schema": {}}, "declare at least one column"),
+    ({"schema": {"agee": [0, 1]}}, r"schema=\['agee'\] is not allowed: name columns of the table, which has"),
+    ({"schema": 3}, "give a Schema, its file, or columns"),
+    ({"epsilon": math.inf}, "epsilon=inf is not allowed"),
+    ({"bins": 0}, "bins=0 is not allowed"),
+    ({"delta": 0.0}, "delta=0.0 is not allowed"),
+    ({"table": [1]}, "give a pandas or polars DataFrame"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
 def test_what_is_wrong_is_refused_before_anything_is_spent(given: dict[str, Any], words: str) -> None:
     ledger = Ledger()
     call = {"table": people(100), "schema": SCHEMA, "epsilon": 1.0, "ledger": ledger} | given
@@ -144,11 +143,6 @@ def test_describe_charges_the_shared_budget(tmp_path: Path, monkeypatch: pytest.
     table = people(2000)
     rows = zip(table["age"], table["sex"], table["note"], strict=True)
     Path("p.csv").write_text("age,sex,note\n" + "\n".join(f"{a},{s},{n}" for a, s, n in rows))
-
-    def invoke(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(main, list(arguments))
-        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-        return result
 
     invoke("budget", "b", "--epsilon", "1", "--delta", "1e-6", "--adjacency", "replace-one")
     common = ["describe", "p.csv", "--bounds", "age=0,100", "--categories", "sex=f,m", "--budget", "b"]
@@ -180,3 +174,15 @@ def test_every_type_of_column_is_counted_or_says_why_not() -> None:
     assert found.left_out == {kind: TYPES[kind].left_out for kind in TYPES if TYPES[kind].left_out}
     assert {column.name for column in found.columns} == TYPES.keys() - found.left_out.keys()
     assert ColumnType("a type of nobody's").left_out
+
+
+def test_a_range_between_whole_numbers_is_cut_at_whole_numbers() -> None:
+    """By the declared range alone: whether the entries are whole is not looked at."""
+    ages = np.arange(17, 90).repeat(30)
+    for entries in (ages, ages + 0.5):
+        column = private_summary({"age": entries}, {"age": [17, 90]}, epsilon=50.0)["age"]
+        inner = column.cells[1:-1]
+        assert [cell for cell, _ in inner[:2]] == ["17 to 21", "21 to 25"] and inner[-1][0] == "89 to 90"
+        assert max(abs(count - 120) for _, count in inner[:-1]) < 10
+    cells = private_summary({"n": [0.0, 1.0, 2.0] * 100}, {"n": [0, 2]}, epsilon=50.0)["n"].cells
+    assert len(cells) == 22 and all(abs(dict(cells)[cell] - 100) < 10 for cell in ("0 to 0.1", "1 to 1.1", "1.9 to 2"))

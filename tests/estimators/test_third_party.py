@@ -18,14 +18,13 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from torch import Tensor
 
-from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateSearch, algorithms
+from isthmus import InvalidInput, LeastSquares, Logistic, PrivateClassifier, PrivateSearch, algorithms, plan
 from isthmus.algorithms import KNOWN, Algorithm, Budget, algorithm, filling, rounds_of
 from isthmus.core.minimize import Binding, Recipe
 from isthmus.core.pipeline import Pipeline, Release, Stage
 from isthmus.estimators import load, save
 from isthmus.objectives import LinearModel, linear, targets
 from isthmus.parts import Step
-from isthmus.planner import plan
 from isthmus.privacy import Charge, Clip
 from isthmus.sets import ConvexSet, L2Ball
 

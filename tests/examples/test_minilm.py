@@ -103,17 +103,17 @@ def _flat_gradient(layers: Layers) -> torch.Tensor:
     return flat
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("unwanted", ["un", "##want", "##ed"]),
-        ("UN-un", ["un", "-", "un"]),
-        ("wanted un", ["[UNK]", "un"]),
-        ("\u00fan\tun\n", ["un", "un"]),
-        ("", []),
-        ("un" * 60, ["[UNK]"]),
-    ],
-)
+PIECES = [
+    ("unwanted", ["un", "##want", "##ed"]),
+    ("UN-un", ["un", "-", "un"]),
+    ("wanted un", ["[UNK]", "un"]),
+    ("\u00fan\tun\n", ["un", "un"]),
+    ("", []),
+    ("un" * 60, ["[UNK]"]),
+]
+
+
+@pytest.mark.parametrize(("text", "pieces"), PIECES)
 def test_pieces(text: str, pieces: list[str]) -> None:
     words = _text.WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##want", "##ed", "##un", "-"])
     assert words.pieces(text) == pieces

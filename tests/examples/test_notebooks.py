@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import sklearn
 
-from isthmus import LeastSquares, PrivateClassifier, algorithms, minimize
+from isthmus import LeastSquares, PrivateClassifier, algorithms, minimize, plan
 from isthmus.base import notebook
-from isthmus.planner import plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("private_table.ipynb", "torch_training.ipynb")

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fuzz.target import DOCUMENTED, Target, check
-from isthmus import sets
+from isthmus import project_and_lift, sets
 from isthmus.base.space import Space
 from isthmus.gradients import Dense
-from isthmus.lifts import project_and_lift
 from isthmus.privacy.clips import Clip
 from isthmus.sketches import (
     SRHT,

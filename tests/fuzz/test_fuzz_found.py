@@ -12,8 +12,7 @@ import torch
 
 from fuzz.target import a_file
 from fuzz.targets import TARGETS
-from isthmus import sets
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, sets
 from isthmus.core.wire import FORMAT, State
 from isthmus.distributed.secagg.plan import SecurePlan
 from isthmus.privacy import PrivacyPlan, PrivacyStatement, event_json

@@ -9,8 +9,7 @@ import torch
 from gradients.layers.layer_reference import agree
 from torch import nn
 
-from isthmus import modules
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, modules
 from isthmus.gradients.layers import Layers
 from isthmus.modules import get_compatible_module, is_compatible, validate
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import test_compat as compat
 import torch
+from gradients.layers.layer_reference import Built
 from test_compat import loop, made, net, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -97,15 +98,7 @@ def a_budget_is_a_budget() -> None:
 
 
 def layers_without_a_rule_train() -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.by = nn.Parameter(torch.ones(6))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.by
-
-    module = nn.Sequential(Scale(), nn.Linear(6, 3))
+    module = nn.Sequential(Built(lambda m, x: x * m.by, by=nn.Parameter(torch.ones(6))), nn.Linear(6, 3))
     _, module, optimizer, loader = made(PrivacyEngine(), module=module)
     trained(module, optimizer, loader)
     assert not torch.equal(module[0].by.detach(), torch.ones(6))

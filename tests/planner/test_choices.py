@@ -12,8 +12,7 @@ import pytest
 import scipy.sparse as sp
 from cells import FREE, OBJECTIVES, PRIVATE, objective, rows, targets
 
-from isthmus import InvalidInput, L1Ball, L2Ball, Simplex, minimize
-from isthmus.planner import plan
+from isthmus import InvalidInput, L1Ball, L2Ball, Simplex, minimize, plan
 
 N, D = 200, 9
 X, PUBLIC = rows(N, D), rows(30, D, 7)

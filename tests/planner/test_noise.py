@@ -10,11 +10,9 @@ import pytest
 import torch
 from cells import PRIVATE, objective, rows, targets
 
-from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
+from isthmus import ConvexHull, L1Ball, LeastSquares, Whole, minimize, plan
 from isthmus.core.minimize import Binding
 from isthmus.penalties import NoPenalty
-from isthmus.planner import plan
-from isthmus.sets import Whole
 
 N, D = 600, 12
 X = rows(N, D)
@@ -87,18 +85,18 @@ def noise_alone(choice: Any, n: int, d: int, public: Any = None) -> np.ndarray:
     return minimize(still, choice.recipe(public=public), steps=choice.rounds, record=None, progress=False).x.numpy()
 
 
-@pytest.mark.parametrize(
-    ("name", "facts", "tolerance"),
-    [
-        ("dp_gd (plain)", {"n": 50, "d": 1500}, 0.08),
-        ("dp_sgd", {"n": 200, "d": 1500, "rounds": 20, "batch_size": 20}, 0.08),
-        ("dp_comp_minibatch", {"n": 500, "d": 1000, "rounds": 40, "max_dims": 100, "batch_size": 500}, 0.15),
-        ("priv_sgd", {"n": 500, "d": 1000, "rounds": 40, "max_dims": 200}, 0.15),
-        ("dp_skgd", {"n": 500, "d": 1000, "rounds": 200, "batch_size": 500}, 0.25),
-        ("dp_cd", {"n": 500, "d": 40, "rounds": 1000, "step": 1.0}, 0.4),
-        ("dp_svrg", {"n": 500, "d": 1000, "rounds": 40, "batch_size": 500}, 0.15),
-    ],
-)
+PLANS = [
+    ("dp_gd (plain)", {"n": 50, "d": 1500}, 0.08),
+    ("dp_sgd", {"n": 200, "d": 1500, "rounds": 20, "batch_size": 20}, 0.08),
+    ("dp_comp_minibatch", {"n": 500, "d": 1000, "rounds": 40, "max_dims": 100, "batch_size": 500}, 0.15),
+    ("priv_sgd", {"n": 500, "d": 1000, "rounds": 40, "max_dims": 200}, 0.15),
+    ("dp_skgd", {"n": 500, "d": 1000, "rounds": 200, "batch_size": 500}, 0.25),
+    ("dp_cd", {"n": 500, "d": 40, "rounds": 1000, "step": 1.0}, 0.4),
+    ("dp_svrg", {"n": 500, "d": 1000, "rounds": 40, "batch_size": 500}, 0.15),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "tolerance"), PLANS)
 def test_margin_noise_is_what_noise_alone_does(name: str, facts: dict[str, Any], tolerance: float) -> None:
     choice = plan(**facts, epsilon=0.5, loss="squared", algorithms=[name]).best
     assert choice.margin_noise is not None

@@ -29,67 +29,67 @@ def ranked_words(n: int, d: int) -> dict[str, Any]:
     return {"n": n, "d": d, "sparse": True, "smoothness": np.arange(d, 0, -1)}
 
 
-@pytest.mark.parametrize(
-    ("facts", "picked"),
-    [
-        # prepared descent, by n mu and the number of columns
-        ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
-        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (shapes and step bought)"),
-        ({"n": 32_000, "d": 89, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
-        ({"n": 7300, "d": 106, "epsilon": 3.0, "loss": "squared"}, "dp_gd (shapes and step bought)"),
-        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (moments and step bought)"),
-        ({"n": 10_000, "d": 9, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (statistics bought)"),
-        ({"n": 1500, "d": 89, "epsilon": 1.0, "loss": "squared"}, "dp_gd (step bought)"),
-        ({"n": 10_000, "d": 785, "epsilon": 0.5, "loss": "softmax", "classes": 10}, "dp_gd (columns and step bought)"),
-        ({"n": 10_000, "d": 785, "epsilon": 3.0}, "dp_gd (moments and step bought)"),
-        ({"n": 32_000, "d": 124, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
-        ({"n": 25_000, "d": 10_000, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
-        ({"n": 25_000, "d": 100, "epsilon": 1.0, "loss": "hinge"}, "dp_gd (shapes and step bought)"),
-        ({"n": 5000, "d": 9, "epsilon": 0.2, "features": "smooth"}, "dp_gd (shapes and statistics bought)"),
-        ({"n": 20_000, "d": 9, "epsilon": 1.0, "classes": 5, "loss": "softmax"}, "dp_gd (shapes and step bought)"),
-        # a set, a penalty or scale="none" leave columns alone
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "constraint": L2Ball(5.0)}, "dp_gd (step bought)"),
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "penalty": True}, "dp_gd (step bought)"),
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "scale": "none"}, "dp_gd (step bought)"),
-        ({"n": 30_000, "d": 200, "epsilon": 1.0, "scale": "columns"}, "dp_gd (columns and step bought)"),
-        # few passes
-        ({"n": 30_000, "d": 124, "epsilon": 0.1, "max_passes": 1}, "dp_sgd"),
-        ({"n": 30_000, "d": 10_000, "epsilon": 1.0, "sparse": True, "max_passes": 20}, "dp_sgd"),
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 5}, "dp_gd (shapes and statistics bought)"),
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 2}, "dp_sgd"),
-        # few numbers
-        ({"n": 30_000, "d": 124, "epsilon": 1.0, "max_dims": 20}, "dp_comp_minibatch"),
-        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20}, "priv_sgd"),
-        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20, "max_passes": 10}, "dp_comp_minibatch"),
-        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 124}, "dp_gd (step bought)"),
-        ({"n": 1500, "d": 30, "epsilon": 1.0, "max_dims": 9, "constraint": Subspace(np.eye(30)[:3])}, "priv_sgd"),
-        (
-            {**ranked_words(25_000, 2000), "epsilon": 0.5, "max_dims": 500},
-            "dp_skgd (M by public smoothness, importance)",
-        ),
-        # several outputs of text: columns are bought where they stand out of the noise
-        ({**TOPICS, "epsilon": 0.5}, "dp_gd (plain)"),
-        ({**TOPICS, "epsilon": 1.0}, "dp_gd (columns and step bought)"),
-        # with few numbers, or few records, a sketch is better than blocks by public frequencies
-        ({**ranked_words(4000, 1000), "epsilon": 1.0, "max_dims": 50}, "priv_sgd"),
-        ({**ranked_words(4000, 89), "epsilon": 1.0, "max_dims": 10, "sparse": False}, "priv_sgd"),
-        # corners, few coefficients, uneven columns
-        ({"n": 4000, "d": 1000, "epsilon": 1.0, "constraint": L1Ball(100.0), "bound": 1000**-0.5}, "dp_fw"),
-        ({"n": 25_000, "d": 10_000, "epsilon": 0.5, "constraint": L1Ball(150.0), "bound": 0.1}, "dp_gd (step bought)"),
-        ({"n": 500_000, "d": 100, "epsilon": 1.0, "constraint": L1Ball(30.0), "bound": 0.1}, "dp_gd (step bought)"),
-        ({"n": 4000, "d": 3000, "epsilon": 1.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
-        ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
-        ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 100, "sparse": True}, "dp_gd (columns and step bought)"),
-        ({**UNEVEN, "penalty": True}, "dp_cd"),
-        (UNEVEN, "dp_gd (shapes and statistics bought)"),
-        # without a budget
-        (FREE, "gd"),
-        ({**FREE, "max_passes": 3}, "sgd"),
-        ({**FREE, "max_dims": 6}, "comp_gd (error feedback)"),
-        ({**FREE, "max_dims": 6, "max_passes": 3}, "comp_sgd (error feedback)"),
-        ({**FREE, "constraint": L1Ball(2.0)}, "comp_fw (away steps)"),
-    ],
-)
+PICKED = [
+    # prepared descent, by n mu and the number of columns
+    ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
+    ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (shapes and step bought)"),
+    ({"n": 32_000, "d": 89, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
+    ({"n": 7300, "d": 106, "epsilon": 3.0, "loss": "squared"}, "dp_gd (shapes and step bought)"),
+    ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (moments and step bought)"),
+    ({"n": 10_000, "d": 9, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (statistics bought)"),
+    ({"n": 1500, "d": 89, "epsilon": 1.0, "loss": "squared"}, "dp_gd (step bought)"),
+    ({"n": 10_000, "d": 785, "epsilon": 0.5, "loss": "softmax", "classes": 10}, "dp_gd (columns and step bought)"),
+    ({"n": 10_000, "d": 785, "epsilon": 3.0}, "dp_gd (moments and step bought)"),
+    ({"n": 32_000, "d": 124, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
+    ({"n": 25_000, "d": 10_000, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
+    ({"n": 25_000, "d": 100, "epsilon": 1.0, "loss": "hinge"}, "dp_gd (shapes and step bought)"),
+    ({"n": 5000, "d": 9, "epsilon": 0.2, "features": "smooth"}, "dp_gd (shapes and statistics bought)"),
+    ({"n": 20_000, "d": 9, "epsilon": 1.0, "classes": 5, "loss": "softmax"}, "dp_gd (shapes and step bought)"),
+    # a set, a penalty or scale="none" leave columns alone
+    ({"n": 30_000, "d": 20, "epsilon": 1.0, "constraint": L2Ball(5.0)}, "dp_gd (step bought)"),
+    ({"n": 30_000, "d": 20, "epsilon": 1.0, "penalty": True}, "dp_gd (step bought)"),
+    ({"n": 30_000, "d": 20, "epsilon": 1.0, "scale": "none"}, "dp_gd (step bought)"),
+    ({"n": 30_000, "d": 200, "epsilon": 1.0, "scale": "columns"}, "dp_gd (columns and step bought)"),
+    # few passes
+    ({"n": 30_000, "d": 124, "epsilon": 0.1, "max_passes": 1}, "dp_sgd"),
+    ({"n": 30_000, "d": 10_000, "epsilon": 1.0, "sparse": True, "max_passes": 20}, "dp_sgd"),
+    ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 5}, "dp_gd (shapes and statistics bought)"),
+    ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 2}, "dp_sgd"),
+    # few numbers
+    ({"n": 30_000, "d": 124, "epsilon": 1.0, "max_dims": 20}, "dp_comp_minibatch"),
+    ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20}, "priv_sgd"),
+    ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20, "max_passes": 10}, "dp_comp_minibatch"),
+    ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 124}, "dp_gd (step bought)"),
+    ({"n": 1500, "d": 30, "epsilon": 1.0, "max_dims": 9, "constraint": Subspace(np.eye(30)[:3])}, "priv_sgd"),
+    (
+        {**ranked_words(25_000, 2000), "epsilon": 0.5, "max_dims": 500},
+        "dp_skgd (M by public smoothness, importance)",
+    ),
+    # several outputs of text: columns are bought where they stand out of the noise
+    ({**TOPICS, "epsilon": 0.5}, "dp_gd (plain)"),
+    ({**TOPICS, "epsilon": 1.0}, "dp_gd (columns and step bought)"),
+    # with few numbers, or few records, a sketch is better than blocks by public frequencies
+    ({**ranked_words(4000, 1000), "epsilon": 1.0, "max_dims": 50}, "priv_sgd"),
+    ({**ranked_words(4000, 89), "epsilon": 1.0, "max_dims": 10, "sparse": False}, "priv_sgd"),
+    # corners, few coefficients, uneven columns
+    ({"n": 4000, "d": 1000, "epsilon": 1.0, "constraint": L1Ball(100.0), "bound": 1000**-0.5}, "dp_fw"),
+    ({"n": 25_000, "d": 10_000, "epsilon": 0.5, "constraint": L1Ball(150.0), "bound": 0.1}, "dp_gd (step bought)"),
+    ({"n": 500_000, "d": 100, "epsilon": 1.0, "constraint": L1Ball(30.0), "bound": 0.1}, "dp_gd (step bought)"),
+    ({"n": 4000, "d": 3000, "epsilon": 1.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
+    ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
+    ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 100, "sparse": True}, "dp_gd (columns and step bought)"),
+    ({**UNEVEN, "penalty": True}, "dp_cd"),
+    (UNEVEN, "dp_gd (shapes and statistics bought)"),
+    # without a budget
+    (FREE, "gd"),
+    ({**FREE, "max_passes": 3}, "sgd"),
+    ({**FREE, "max_dims": 6}, "comp_gd (error feedback)"),
+    ({**FREE, "max_dims": 6, "max_passes": 3}, "comp_sgd (error feedback)"),
+    ({**FREE, "constraint": L1Ball(2.0)}, "comp_fw (away steps)"),
+]
+
+
+@pytest.mark.parametrize(("facts", "picked"), PICKED)
 def test_picks(facts: dict[str, Any], picked: str) -> None:
     ranked = plan(**facts, exact=False)
     assert ranked.best.name == picked

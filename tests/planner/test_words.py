@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 from cells import rows, targets
 
-from isthmus import L1Ball
-from isthmus.planner import plan
+from isthmus import L1Ball, plan
+
+PLANS = [
+    {"n": 30_000, "d": 124, "epsilon": 1.0},
+    {"n": 3_000_000_000, "d": 5_000_000, "epsilon": 0.01, "sparse": True, "loss": "softmax", "classes": 1000},
+    {"n": 30_000, "d": 40, "epsilon": 1.0, "smoothness": np.ones(40), "max_dims": 20},
+    {"n": 30, "d": 3, "epsilon": math.inf, "constraint": L1Ball(1.0)},
+]
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"n": 30_000, "d": 124, "epsilon": 1.0},
-        {"n": 3_000_000_000, "d": 5_000_000, "epsilon": 0.01, "sparse": True, "loss": "softmax", "classes": 1000},
-        {"n": 30_000, "d": 40, "epsilon": 1.0, "smoothness": np.ones(40), "max_dims": 20},
-        {"n": 30, "d": 3, "epsilon": math.inf, "constraint": L1Ball(1.0)},
-    ],
-)
+@pytest.mark.parametrize("facts", PLANS)
 def test_tables_are_aligned_and_narrow(facts: dict) -> None:
     ranked = plan(**facts, exact=False)
     lines = ranked.table().splitlines()
@@ -56,18 +54,18 @@ def test_notes_on_public_labels_and_tiny_budgets() -> None:
     assert named.best.research and "research" in " ".join(named.notes)
 
 
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({"n": 400, "d": 6, "epsilon": 0.1}, "expect results no better than the majority class"),
-        ({"n": 400, "d": 6, "epsilon": 0.1, "loss": "squared"}, "expect results no better than the mean"),
-        ({"n": 1000, "d": 6, "epsilon": 0.1}, "expect results perhaps no better than the majority class"),
-        ({"n": 4000, "d": 200, "epsilon": 0.1}, "expect results perhaps no better than the majority class"),
-        ({"n": 4000, "d": 60, "epsilon": 0.1}, None),
-        ({"n": 4000, "d": 20, "epsilon": 0.1}, None),
-        ({"n": 25_000, "d": 10_000, "epsilon": 0.1, "sparse": True}, None),
-    ],
-)
+SMALL = [
+    ({"n": 400, "d": 6, "epsilon": 0.1}, "expect results no better than the majority class"),
+    ({"n": 400, "d": 6, "epsilon": 0.1, "loss": "squared"}, "expect results no better than the mean"),
+    ({"n": 1000, "d": 6, "epsilon": 0.1}, "expect results perhaps no better than the majority class"),
+    ({"n": 4000, "d": 200, "epsilon": 0.1}, "expect results perhaps no better than the majority class"),
+    ({"n": 4000, "d": 60, "epsilon": 0.1}, None),
+    ({"n": 4000, "d": 20, "epsilon": 0.1}, None),
+    ({"n": 25_000, "d": 10_000, "epsilon": 0.1, "sparse": True}, None),
+]
+
+
+@pytest.mark.parametrize(("facts", "said"), SMALL)
 def test_a_budget_that_is_too_small_is_said_to_be(facts: dict[str, Any], said: str | None) -> None:
     """n mu is compared with the columns: 4,000 records are enough for 20 of them, and not for 200."""
     notes = " ".join(plan(**facts, exact=False).notes)

@@ -334,15 +334,15 @@ def test_the_length_of_many_numbers_has_a_reserve() -> None:
     assert few - 0.5 - 0.5 * 2 * rounding.gamma(2, F32) == pytest.approx(68 * 2.0**-50, rel=0.005, abs=0)
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        lambda: bounded(9.0, bound=math.inf),
-        lambda: bounded(9.0, ord=1),
-        lambda: bounded(9.0, dtype=None),
-        lambda: bounded(9.0, dtype=F64),
-    ],
-)
+TOO_LONG = [
+    lambda: bounded(9.0, bound=math.inf),
+    lambda: bounded(9.0, ord=1),
+    lambda: bounded(9.0, dtype=None),
+    lambda: bounded(9.0, dtype=F64),
+]
+
+
+@pytest.mark.parametrize("kept", TOO_LONG)
 def test_sums_that_float32_cannot_hold_are_sent_as_they_are(kept: object) -> None:
     value = kept()  # type: ignore[operator]
     sent = value.narrowed(1.0, 1.0, 1, 0.01)

@@ -126,19 +126,19 @@ def test_a_reservation_cannot_be_duplicated(path: Path | None, duplicate: Any) -
             duplicate(each)
 
 
-@pytest.mark.parametrize(
-    ("bodies", "message"),
-    [
-        ([{"kind": "refund", "what": "main", "rounds": 3}], "never announced or made"),
-        ([{"kind": "charge", "what": "main", "rounds": 0}], "rounds=0 is not allowed"),
-        ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
-        ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
-        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "cannot be what a ledger wrote"),
-        ([{"kind": "holiday"}], "'holiday' can stand here"),
-        ([{"kind": "close", "run": "nobody"}], "nobody"),
-        ([{"kind": "open"}], "one 'open' record"),
-    ],
-)
+NONSENSE = [
+    ([{"kind": "refund", "what": "main", "rounds": 3}], "never announced or made"),
+    ([{"kind": "charge", "what": "main", "rounds": 0}], "rounds=0 is not allowed"),
+    ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
+    ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
+    ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "cannot be what a ledger wrote"),
+    ([{"kind": "holiday"}], "'holiday' can stand here"),
+    ([{"kind": "close", "run": "nobody"}], "nobody"),
+    ([{"kind": "open"}], "one 'open' record"),
+]
+
+
+@pytest.mark.parametrize(("bodies", "message"), NONSENSE)
 def test_well_sealed_nonsense_is_refused(tmp_path: Path, bodies: list[dict[str, Any]], message: str) -> None:
     ledger = Ledger.open(tmp_path / "l")
     run = ledger.run({"main": GAUSSIAN}, reserve=2)

@@ -15,8 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus import privacy
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, privacy
 from isthmus.privacy import DiscreteGaussian, Gaussian, Laplace, NoisyMax, SecretSource, SeededSource, TopK, noise
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.noise import _CHUNK as PIECE

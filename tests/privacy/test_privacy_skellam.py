@@ -12,8 +12,7 @@ import torch
 from dp_accounting import dp_event
 from scipy import stats
 
-from isthmus import privacy
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, privacy
 from isthmus.privacy import Adjacency, Poisson, SeededSource, Skellam, UnsupportedEvent, compose, delta_of, epsilon_of
 from isthmus.privacy.clips import ClippedSum
 from isthmus.privacy.event_json import SkellamDpEvent

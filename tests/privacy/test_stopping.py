@@ -9,25 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine.engine_cases import private, step
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from isthmus import LeastSquares, algorithms, minimize
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, L2Ball, LeastSquares, PrivacyEngine, PrivateClassifier, algorithms, minimize
 from isthmus.core.minimize import unspent
 from isthmus.core.parts import FirstOrderStationary
 from isthmus.core.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.engine import PrivacyEngine
-from isthmus.estimators import PrivateClassifier
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of
 from isthmus.privacy.event_json import dpa
-from isthmus.sets import L2Ball
 
 DELTA = 1e-3
-
-
-def gaussians(z: float, rounds: int) -> Any:
-    return dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(z), rounds)
 
 
 def attacked(z: float, rounds: int, paths: int, claims: np.ndarray, margin: float, seed: int) -> tuple[float, float]:
@@ -52,7 +45,7 @@ def attacked(z: float, rounds: int, paths: int, claims: np.ndarray, margin: floa
 def test_the_epsilon_so_far_is_broken_by_stopping_and_that_of_the_plan_is_not() -> None:
     rounds, z, paths = 2000, 40.0, 4000
     marks = np.unique(np.geomspace(1, rounds, 60).astype(int))
-    spent = [epsilon_of(gaussians(z, int(t)), DELTA) for t in marks]
+    spent = [epsilon_of(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(z), int(t)), DELTA) for t in marks]
     so_far = np.interp(np.arange(1, rounds + 1), marks, spent)
     broken, error = attacked(z, rounds, paths, so_far, margin=0.3, seed=0)
     assert broken - 4 * error > 5 * DELTA  # claimed is DELTA
@@ -134,19 +127,10 @@ def test_partial_fits_state_all_planned_calls() -> None:
 def trained(rounds: int, **plan: Any) -> PrivacyEngine:
     torch.manual_seed(0)
     module, data = nn.Linear(3, 2), TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
-    engine = PrivacyEngine()
-    make = engine.make_private_with_epsilon if "target_epsilon" in plan else engine.make_private
-    module, optimizer, loader = make(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-        data_loader=DataLoader(data, batch_size=10),
-        max_grad_norm=1.0,
-        **plan,
-    )
-    for _, (x, y) in zip(range(rounds), loader, strict=False):
-        nn.functional.cross_entropy(module(x), y).backward()
-        optimizer.step()
-    return engine
+    run = private(module, data, max_grad_norm=1.0, noise_generator=None, **plan)
+    for _, (x, y) in zip(range(rounds), run.loader, strict=False):
+        step(run, x, y)
+    return run.engine
 
 
 def test_the_engine_states_its_plan_or_says_what_it_assumes() -> None:

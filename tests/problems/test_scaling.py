@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus import InvalidInput, Logistic, PrivateClassifier
+from isthmus import InvalidInput, Kronecker, Logistic, PrivateClassifier
 from isthmus.algorithms.purchases import Shapes
 from isthmus.base.matrix import is_sparse, matmul, rmatmul, take, to_dense
 from isthmus.gradients import Glm
@@ -24,7 +24,6 @@ from isthmus.privacy import Clip
 from isthmus.problems.features import grid
 from isthmus.problems.queries import Squares
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.sketches import Kronecker
 
 D = 5
 KINDS = ("dense64", "dense32", "csr64", "csr32")

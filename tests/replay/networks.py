@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from isthmus import PrivacyEngine, algorithms, minimize
-from isthmus.engine.loader import BatchMemoryManager
-from isthmus.objectives.module import ModuleObjective
+from isthmus import BatchMemoryManager, ModuleObjective, PrivacyEngine, algorithms, minimize
 from isthmus.opacus_compat import PrivacyEngine as CompatEngine
 from isthmus.opacus_compat.utils.batch_memory_manager import BatchMemoryManager as CompatManager
 from replay.trials import ANYWHERE, ENDS, Rng, Trial, labels, numbers

@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus import PrivacyEngine, PrivateClassifier, PrivateRegressor
+from isthmus import InvalidInput, PrivacyEngine, PrivateClassifier, PrivateRegressor
 from isthmus.audit import Replayed, ReplayedRelease, replay
 from isthmus.base import secret
-from isthmus.base.validate import InvalidInput
 from isthmus.engine.loader import DataLoader
 from isthmus.privacy import Gaussian, Laplace, NoisyMax, SecretSource
 from isthmus.privacy.clips import ClippedSum

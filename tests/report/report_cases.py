@@ -11,9 +11,8 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 import isthmus
-from isthmus import algorithms
+from isthmus import algorithms, plan
 from isthmus.gradients import Glm
-from isthmus.planner import plan
 from isthmus.report import Record
 
 ROUNDS, BATCH, CLIP, STEP, DELTA = 60, 100, 0.5, 4.0, 1e-4

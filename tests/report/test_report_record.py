@@ -105,17 +105,17 @@ def test_a_seeded_run_may_not_pass_for_private_nor_tell_its_number_of_records() 
             Record.from_dict(seeded() | parts)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not JSON"),
-        (b'{"format": "isthmus-run-1", "tit', "not JSON .* cut or altered"),
-        (b"\xff\xfe\x00", "not JSON .*utf-8"),
-        (b"[1, 2]", "record='list'"),
-        (b"[" * 100_000, "not JSON .*recursion"),
-        (b"{}", "format=None"),
-    ],
-)
+CORRUPT = [
+    (b"", "not JSON"),
+    (b'{"format": "isthmus-run-1", "tit', "not JSON .* cut or altered"),
+    (b"\xff\xfe\x00", "not JSON .*utf-8"),
+    (b"[1, 2]", "record='list'"),
+    (b"[" * 100_000, "not JSON .*recursion"),
+    (b"{}", "format=None"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), CORRUPT)
 def test_corrupt_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(InvalidInput, match=message):

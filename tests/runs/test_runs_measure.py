@@ -15,6 +15,7 @@ from isthmus.estimators.looks import Looks
 from isthmus.estimators.scoring import FIGURES, RANGES
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
 from isthmus.privacy.plan import mu_of
+from isthmus.report import Record, render
 from isthmus.runs.config import Settings
 from isthmus.runs.measure import COUNTED, Measured, _training_epsilon
 
@@ -55,6 +56,8 @@ def test_public_test_rows_are_scored_on_their_targets_as_they_are() -> None:
     assert abs(true - (1 - np.mean((predicted - clipped) ** 2) / np.var(clipped))) > 0.2  # what was printed before
     assert figures["mean absolute error"]["value"] == pytest.approx(np.mean(np.abs(predicted - y)))
     assert figures["root mean squared error"]["baseline"] == pytest.approx(np.std(y))
+    report = render(Record.from_file(outcome["run"]))
+    assert "500 test records" in report and "kept out" not in report and "held-out" not in report.lower()
 
 
 def test_noisy_figures_of_held_out_rows_say_what_they_clip() -> None:

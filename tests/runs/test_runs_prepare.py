@@ -98,26 +98,26 @@ def test_one_range_for_all_numbers(people: Path) -> None:
     assert alter is not None and balance is not None and (alter.bounds, balance.bounds) == ((18, 90), (-5, 5))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"target": None}, "target=None is not allowed: give the column to predict, one of 'customer_id'"),
-        ({"target": "churnd"}, "Column not found: 'churnd', given as target .did you mean 'churned'"),
-        ({"columns": {"sexx": "drop"}}, "Column not found: 'sexx', given as columns .did you mean 'sex'"),
-        ({}, r'columns.joined=.* \(--drop "joined"\)'),
-        ({"columns": DECLARED, "classes": ["ja", "nein"]}, "some rows have other labels"),
-        ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has no classes"),
-        ({"columns": DECLARED, "task": "classification", "target_bounds": [0, 1]}, "classes have no range"),
-        (
-            {"columns": DECLARED, "target": "comment"},
-            "classes='400 labels' .* give --task regression, or --classes: there may be at most 100",
-        ),
-        (
-            {"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]},
-            "declare at least one column as a number, words, a date or bool: none is left to learn from",
-        ),
-    ],
-)
+REFUSED = [
+    ({"target": None}, "target=None is not allowed: give the column to predict, one of 'customer_id'"),
+    ({"target": "churnd"}, "Column not found: 'churnd', given as target .did you mean 'churned'"),
+    ({"columns": {"sexx": "drop"}}, "Column not found: 'sexx', given as columns .did you mean 'sex'"),
+    ({}, r'columns.joined=.* \(--drop "joined"\)'),
+    ({"columns": DECLARED, "classes": ["ja", "nein"]}, "some rows have other labels"),
+    ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has no classes"),
+    ({"columns": DECLARED, "task": "classification", "target_bounds": [0, 1]}, "classes have no range"),
+    (
+        {"columns": DECLARED, "target": "comment"},
+        "classes='400 labels' .* give --task regression, or --classes: there may be at most 100",
+    ),
+    (
+        {"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]},
+        "declare at least one column as a number, words, a date or bool: none is left to learn from",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
 def test_what_cannot_be_done_is_refused_with_what_to_do(people: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         prepared(people, **options)

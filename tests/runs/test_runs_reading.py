@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from command_line import QUICK, invoke
 from command_line import prepared as rows_of
 
-from isthmus import estimators
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, estimators
 from isthmus.cli import main
 from isthmus.report import Record, render
 from isthmus.runs.prepare import FEW, PreparedRows, _as_option
@@ -46,6 +45,41 @@ def test_a_column_that_names_a_person_is_left_out_by_its_name(name: str) -> None
     assert begun.features == ["x"] and begun.leaks == ()
     assert any(f"column {name!r} is left out: its name says" in note and "--hash" in note for note in begun.notes)
     assert prepared(columns={"x": [0, 5], name: "hash"}).d == 18
+
+
+@pytest.mark.parametrize("name", ["sent_email", "has phone", "n_emails", "Is-Mobile"])
+def test_a_column_of_what_was_done_with_an_address_is_a_feature(name: str) -> None:
+    table(x=lambda k: k % 5, **{name: lambda k: k % 2})
+    assert prepared(columns={"x": [0, 5]}).features == ["x", name]
+
+
+def test_numbers_of_rows_are_no_feature() -> None:
+    for name in ("Nr.", "lfd. Nr.", "No.", "Kunden-Nr."):
+        table(x=lambda k: k % 5, **{name: lambda k: k + 1})
+        begun = prepared()
+        assert begun.features == ["x"] and any(f"{name!r} is left out: it looks like" in note for note in begun.notes)
+
+
+def test_empty_columns_at_the_end_are_noted() -> None:
+    Path("t.csv").write_text("x,y,,\n" + "".join(f"{k},{['no', 'yes'][k % 2]},,\n" for k in range(60)) + ",,,\n" * 9)
+    begun = prepared(columns={"x": [0, 60]})
+    assert begun.n == 60 and begun.features == ["x"] and begun.leaks == ()
+    assert "the columns at the end without a name (2) are empty and left out" in begun.notes
+
+
+def test_missing_entries_are_declared_for_all_columns() -> None:
+    """Of numbers, words and the target, however they are written; predictions and the next run know them too."""
+    data = table(x=lambda k: ["-999", "-999.00", k % 5][k % 3], city=lambda k: ["Rome", "unknown"][k % 2])
+    rows = ["-999,Rome,unknown"] * 3
+    Path(data).write_text(Path(data).read_text() + "\n".join(rows) + "\n")
+    options = ["--target", "y", "--bounds", "x=0,4", "--categories", "city=Rome", "--classes", "no,yes"]
+    options += ["--missing", "-999", "--missing", "unknown", "--dry-run", "--write-schema", "s.toml"]
+    invoke("train", data, *options, "--algorithm", "dp_gd")
+    written = Path("s.toml").read_text()
+    assert 'missing = ["-999", "unknown"]' in written and 'absent = ["-999", "unknown"]' in written
+    for begun in (prepared(schema="s.toml"), rows_of("t.csv", schema="s.toml", target="y", classes=["no", "yes"])):
+        assert begun.n == 120 and begun.features == ["x", "city=Rome", "city=(other)", "city=(missing)"]
+        assert begun.x[:3, 0].tolist() == [2, 2, 2] and begun.x.sum(0)[1:].tolist() == [60, 0, 60]
 
 
 def test_words_that_every_row_has_of_its_own_are_left_out() -> None:
@@ -177,10 +211,12 @@ def test_a_quoted_header_does_not_hide_the_separator() -> None:
 
 
 def test_words_that_never_occur_are_refused() -> None:
-    """Written otherwise than declared, all of them would be "(other)" without a word."""
-    table(sex=lambda k: ["Female", "Male", ""][k % 3], x=lambda k: k % 5)
+    """Written otherwise than declared, all of them would be "(other)" without a word; another case is no other word."""
+    table(sex=lambda k: ["FEMALE", "Male", ""][k % 3], x=lambda k: k % 5)
+    assert prepared(columns={"sex": ["female", "male"], "x": [0, 5]}).x[:, :4].sum(0).tolist() == [40, 40, 0, 40]
+    assert prepared(columns={"sex": ["female", "FEMALE"], "x": [0, 5]}).x[:, :4].sum(0).tolist() == [0, 40, 40, 40]
     with pytest.raises(InvalidInput, match=r"columns.sex='category' .* no row has one of the words declared"):
-        prepared(columns={"sex": ["female", "male"], "x": [0, 5]})
+        prepared(columns={"sex": ["f", "m"], "x": [0, 5]})
     assert prepared(columns={"sex": ["Female"], "x": [0, 5]}).x[:, 1].sum() == 40  # the rest is (other), as asked
 
 
@@ -215,20 +251,20 @@ def test_a_tab_may_be_written_as_one_types_it() -> None:
 # ---------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("'--epsilon'", "train t.csv --epsilon much"),
-        ("--epsilom", "train t.csv --epsilom 1"),
-        ("Give a file", "train"),
-        ("column=value", "train t.csv --categories sex"),
-        ("ranking", "train t.csv --task ranking"),
-        ("'nonsense'", "nonsense"),
-        ("'DATA'", "predict run"),
-        ("few", "plan --rows few"),
-        ("File not found: nowhere", "report nowhere"),
-    ],
-)
+WRONG = [
+    ("'--epsilon'", "train t.csv --epsilon much"),
+    ("--epsilom", "train t.csv --epsilom 1"),
+    ("Give a file", "train"),
+    ("column=value", "train t.csv --categories sex"),
+    ("ranking", "train t.csv --task ranking"),
+    ("'nonsense'", "nonsense"),
+    ("'DATA'", "predict run"),
+    ("few", "plan --rows few"),
+    ("File not found: nowhere", "report nowhere"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG)
 @pytest.mark.parametrize("first", [True, False])
 def test_wrong_options_are_answered_in_json(words: str, line: str, first: bool) -> None:
     command, *rest = line.split()

@@ -205,16 +205,16 @@ def test_a_toml_file_and_libsvm(tmp_path: Path) -> None:
     invoke("predict", outcome["run"], "run.toml", "-o", "out.csv", code=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("ledger", lambda old: old.replace(b"main", b"nain", 1), "altered"),
-        ("ledger", lambda old: None, "is missing, and with it what this run has spent: restore it"),
-        ("settings.json", lambda old: b"{}", "settings.json was cut or altered"),
-        ("checkpoint", lambda old: b"\x00" * 20, "checkpoint was cut or altered"),
-        ("schema.toml", lambda old: b"", "was changed after the run began"),
-    ],
-)
+DAMAGED = [
+    ("ledger", lambda old: old.replace(b"main", b"nain", 1), "altered"),
+    ("ledger", lambda old: None, "is missing, and with it what this run has spent: restore it"),
+    ("settings.json", lambda old: b"{}", "settings.json was cut or altered"),
+    ("checkpoint", lambda old: b"\x00" * 20, "checkpoint was cut or altered"),
+    ("schema.toml", lambda old: b"", "was changed after the run began"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
 def test_a_damaged_folder_is_refused(matrix: str, name: str, content: Any, words: str) -> None:
     invoke("train", matrix, *MATRIX, *QUICK)
     run = Path("runs/m-1")

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from isthmus import sets
-from isthmus.base.validate import InvalidInput
+from isthmus import InvalidInput, sets
 
 WITH_RADIUS = {
     "L1Ball": sets.L1Ball,

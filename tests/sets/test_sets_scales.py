@@ -102,18 +102,18 @@ def quadratic(x: tuple[float, ...], center: tuple[float, ...], radius: float, t:
 UNITS = [(size, unit) for size in (1e-200, 1e-8, 1.0, 1e8, 1e200) for unit in (2.0**-500, 1.0, 2.0**500)]
 
 
+BALLS = [
+    ((0.3, 0.45), (3.0, 4.0), 1.0),
+    ((0.03, 0.05), (3.0, 4.0), 4.999999),  # 0 is nearly on the sphere: one formula of a root loses all its digits
+    ((0.03, 0.05), (3.0, 4.0), 5.0),
+    ((0.03, 0.05), (3.0, 4.0), 5.000001),
+    ((-0.3, 0.1), (3.0, 4.0), 7.0),
+    ((-0.3, -0.1), (3.0, 4.0), 7.0),
+]
+
+
 @pytest.mark.parametrize(("size", "unit"), [pair for pair in UNITS if 1e-290 < pair[0] / pair[1] < 1e290])
-@pytest.mark.parametrize(
-    ("x", "center", "radius"),
-    [
-        ((0.3, 0.45), (3.0, 4.0), 1.0),
-        ((0.03, 0.05), (3.0, 4.0), 4.999999),  # 0 is nearly on the sphere: one formula of a root loses all its digits
-        ((0.03, 0.05), (3.0, 4.0), 5.0),
-        ((0.03, 0.05), (3.0, 4.0), 5.000001),
-        ((-0.3, 0.1), (3.0, 4.0), 7.0),
-        ((-0.3, -0.1), (3.0, 4.0), 7.0),
-    ],
-)
+@pytest.mark.parametrize(("x", "center", "radius"), BALLS)
 def test_scales_of_a_ball_are_the_roots_of_its_quadratic(
     x: tuple[float, ...], center: tuple[float, ...], radius: float, size: float, unit: float
 ) -> None:

@@ -47,27 +47,27 @@ def test_lmo_is_the_best_explicit_vertex(name, g):
     assert float(g @ s) == pytest.approx(float((vertices @ g).min()), rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("subject", "d", "value"),
-    [
-        (sets.L1Ball(1.5), 5, 3.0),
-        (sets.L2Ball(1.5), 5, 3.0),
-        (sets.LInfBall(1.5), 4, 6.0),
-        (sets.Box(0.0, 2.0), 9, 6.0),
-        (sets.Box([0.0, 0.0], [3.0, 4.0]), None, 5.0),
-        (sets.LpBall(1.5), 16, 2.0),
-        (sets.LpBall(4.0), 16, 4.0),
-        (sets.Simplex(3.0), 5, 3 * math.sqrt(2)),
-        (sets.Simplex(3.0), 1, 0.0),
-        (sets.ConvexHull([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]), None, 5.0),
-        (sets.ConvexHull([[1.0, 2.0]]), None, 0.0),
-        (sets.Subspace([[1.0, 1.0]], 2.0), None, 4.0),
-        (sets.NuclearBall(2.0, (3, 5)), (3, 5), 4.0),
-        (sets.GroupBall([0, 0, 1], 2.0), 3, 4.0),
-        (sets.Ellipsoid([1.0, 3.0], 0.5), 2, 3.0),
-        (sets.Product([(sets.L2Ball(1.5), 2), (sets.L1Ball(2.0), 3)]), None, 5.0),
-    ],
-)
+DIAMETERS = [
+    (sets.L1Ball(1.5), 5, 3.0),
+    (sets.L2Ball(1.5), 5, 3.0),
+    (sets.LInfBall(1.5), 4, 6.0),
+    (sets.Box(0.0, 2.0), 9, 6.0),
+    (sets.Box([0.0, 0.0], [3.0, 4.0]), None, 5.0),
+    (sets.LpBall(1.5), 16, 2.0),
+    (sets.LpBall(4.0), 16, 4.0),
+    (sets.Simplex(3.0), 5, 3 * math.sqrt(2)),
+    (sets.Simplex(3.0), 1, 0.0),
+    (sets.ConvexHull([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]), None, 5.0),
+    (sets.ConvexHull([[1.0, 2.0]]), None, 0.0),
+    (sets.Subspace([[1.0, 1.0]], 2.0), None, 4.0),
+    (sets.NuclearBall(2.0, (3, 5)), (3, 5), 4.0),
+    (sets.GroupBall([0, 0, 1], 2.0), 3, 4.0),
+    (sets.Ellipsoid([1.0, 3.0], 0.5), 2, 3.0),
+    (sets.Product([(sets.L2Ball(1.5), 2), (sets.L1Ball(2.0), 3)]), None, 5.0),
+]
+
+
+@pytest.mark.parametrize(("subject", "d", "value"), DIAMETERS)
 def test_diameters(subject, d, value):
     assert subject.diameter(d) == pytest.approx(value, rel=1e-14)
 

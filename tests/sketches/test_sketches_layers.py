@@ -9,9 +9,8 @@ import scipy.sparse as sp
 import torch
 from sketch_cases import normal
 
-from isthmus import sketches
+from isthmus import InvalidInput, sketches
 from isthmus.base.space import Space
-from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer, Stack
 
 SPACE = Space.of({"hidden": (4, 6), "out": (3, 5)})

@@ -10,6 +10,7 @@ import csv
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import pandas
 import pytest
 from command_line import prepared as rows_of
+from refusals import refuses
 
 from isthmus.base.validate import InvalidInput
 from isthmus.runs.prepare import PreparedRows
@@ -118,7 +120,7 @@ def test_a_target_that_is_mostly_no_number_is_refused(tmp_path: Path) -> None:
         prepared(tmp_path / "t.csv", text, classes=None, task="regression")
 
 
-@pytest.mark.parametrize("word", ["1,5", "12 kg", ">100", "1.2.3", "(7)", "1,00,000"])
+@pytest.mark.parametrize("word", ["1,5", "12 kg", ">100", "1.2.3", "(7", "2-", "1,00,000"])
 def test_an_entry_with_digits_is_never_missing_without_a_word(word: str) -> None:
     schema = Schema((Column("a", "number", bounds=(0, 9)),))
     with pytest.raises(
@@ -127,6 +129,39 @@ def test_an_entry_with_digits_is_never_missing_without_a_word(word: str) -> None
         encode(pandas.DataFrame({"a": ["1", "2", "3", word]}), schema)
     assert word not in str(error.value)
     assert encode(pandas.DataFrame({"a": ["1", "unknown", "n/a", "3"]}), schema)[:, 0].tolist() == [1, 4.5, 4.5, 3]
+
+
+MARKED = [
+    (["44.4k", "1.5M", "900"], [44_400, 1_500_000, 900]),
+    (["(817)", "12", "($3.5)"], [-817, 12, -3.5]),
+    (["729.5-", "1,200-", "8"], [-729.5, -1200, 8]),
+    (["12 USD", "USD 7", "9"], [12, 7, 9]),
+    (["91.7%", "(8%)", "0"], [91.7, -8, 0]),
+    (["91.7%", ".237"], None),
+    (["12 USD", "7 EUR"], None),
+]
+
+
+@pytest.mark.parametrize(("words", "numbers"), MARKED)
+def test_numbers_with_marks_are_read_as_they_are_or_refused(words: list[str], numbers: list[float] | None) -> None:
+    """Declared or not: one unit in a column, or none."""
+    values = pandas.Series(words * 10, dtype=object)
+    column = replace(infer("a", values).column, bounds=(-1e9, 1e9))
+    assert column.type == "number"
+    if numbers is None:
+        with pytest.raises(InvalidInput, match="columns.a='number' .* write all of its entries in one unit"):
+            encode({"a": values}, Schema((column,)))
+        return
+    assert encode({"a": values}, Schema((column,)))[: len(words), 0].tolist() == numbers
+    labels, _ = encode_target(np.array(["3-", "(3)"], dtype=object), Target("y", "classification", ("3-", "-3", "(3)")))
+    assert labels.tolist() == ["3-", "(3)"]  # of marks no number is made
+
+
+def test_units_that_are_not_read_are_noted_by_their_column() -> None:
+    guess = infer("weight", pandas.Series([f"{k % 9} kg" for k in range(60)]))
+    assert guess.column.type == "hash" and "many of its entries are numbers" in guess.why
+    guess = infer("weight", pandas.Series([f"{k} kg" for k in range(60)]))
+    assert guess.column.type == "drop" and "many of its entries are numbers" in guess.why
 
 
 def test_numbers_that_are_no_text_keep_their_value() -> None:
@@ -276,31 +311,29 @@ def test_formats_survive_toml_and_wrong_ones_are_refused() -> None:
             Schema.from_toml(f'[columns.a]\ntype = "date"\nbounds = ["2010-01-01", "2011-01-01"]\nformat = "{form}"')
 
 
-@pytest.mark.parametrize(
-    ("values", "form"),
-    [
-        (["31/12/2019", "01/02/2020"], "%d/%m/%Y"),
-        (["12/31/2019", "01/02/2020"], "%m/%d/%Y"),
-        (["31.12.2019", "01.02.2020"], "%d.%m.%Y"),
-        (["31.12.2019 23:59", "01.02.2020 00:00"], "%d.%m.%Y %H:%M"),
-        (["Dec 31 2019", "Feb 1 2020"], "%b %d %Y"),
-        (["31-Dec-2019", "01-Feb-2020"], "%d-%b-%Y"),
-        (["December 31, 2019", "February 1, 2020"], "%B %d, %Y"),
-        (["2019-12-31", "2020/02/01"], ""),
-    ],
-)
+FORMATS = [
+    (["31/12/2019", "01/02/2020"], "%d/%m/%Y"),
+    (["12/31/2019", "01/02/2020"], "%m/%d/%Y"),
+    (["31.12.2019", "01.02.2020"], "%d.%m.%Y"),
+    (["31.12.2019 23:59", "01.02.2020 00:00"], "%d.%m.%Y %H:%M"),
+    (["Dec 31 2019", "Feb 1 2020"], "%b %d %Y"),
+    (["31-Dec-2019", "01-Feb-2020"], "%d-%b-%Y"),
+    (["December 31, 2019", "February 1, 2020"], "%B %d, %Y"),
+    (["2019-12-31", "2020/02/01"], ""),
+]
+
+
+@pytest.mark.parametrize(("values", "form"), FORMATS)
 def test_public_rows_tell_the_format_where_one_fits(values: list[str], form: str) -> None:
     found = infer("when", pandas.Series(values), public=True).column
     assert found.format == form and found.bounds == tuple(sorted(_as_days(pandas.Series(values), form)))
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [(["01/02/2019", "03/04/2020"], "and .* fit all"), (["31/12/2019", "12/31/2019"], "no single format")],
+test_public_rows_that_do_not_tell_are_refused = refuses(
+    (["01/02/2019", "03/04/2020"], "and .* fit all"),
+    (["31/12/2019", "12/31/2019"], "no single format"),
+    by=lambda values: infer("when", pandas.Series(values), public=True),
 )
-def test_public_rows_that_do_not_tell_are_refused(values: list[str], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        infer("when", pandas.Series(values), public=True)
 
 
 PRIVATE = [MIXED, ["Jan 1 2000", "Feb 1 2000"], ["31.12.19", "01.01.20"], ["2020-01-02", "2021-05-06"]]
@@ -315,15 +348,15 @@ def test_private_rows_are_refused_with_the_options(values: Any) -> None:
         infer("when", pandas.Series(values))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pandas.to_datetime(["2020-01-01T12:00", None]),
-        pandas.to_datetime(["2020-01-01T14:00+02:00", None], utc=True).tz_convert("Asia/Tokyo"),
-        pandas.Series([pandas.Timestamp("2020-01-01T12:00"), None], dtype=object),
-        np.array(["2020-01-01T12:00", "NaT"], dtype="datetime64[s]"),
-    ],
-)
+TYPED = [
+    pandas.to_datetime(["2020-01-01T12:00", None]),
+    pandas.to_datetime(["2020-01-01T14:00+02:00", None], utc=True).tz_convert("Asia/Tokyo"),
+    pandas.Series([pandas.Timestamp("2020-01-01T12:00"), None], dtype=object),
+    np.array(["2020-01-01T12:00", "NaT"], dtype="datetime64[s]"),
+]
+
+
+@pytest.mark.parametrize("values", TYPED)
 def test_dates_by_type_need_no_format(values: Any) -> None:
     for form in ("", "%d/%m/%Y"):
         days = _as_days(pandas.Series(values), form)

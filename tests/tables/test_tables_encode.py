@@ -10,6 +10,7 @@ import numpy as np
 import pandas
 import pytest
 from messy import rows
+from refusals import refuses
 
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.columns import _as_days, _bucket, as_numbers, as_words
@@ -86,27 +87,22 @@ def test_a_schema_survives_toml() -> None:
     assert Schema.from_toml(Schema((strange,)).to_toml()).columns == (strange,)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('[columns.a]\ntype = "numbr"', "columns.a.type='numbr' is not allowed: choose one of"),
-        ("[columns.a]\nbound = [0, 1]", "columns.a.bound=.* did you mean 'bounds'"),
-        ("[columns]\na = [3, 1]", "columns.a.bounds=.* give low < high"),
-        ("[columns]\na = [1, 2, 3]", "columns.a.bounds=.* give a range"),
-        ('[columns]\na = ["x", "x"]', "columns.a.categories=.* give each word once"),
-        ('[columns.a]\ntype = "date"', "columns.a.bounds=None is not allowed: give the public range"),
-        ('[columns.a]\ntype = "hash"\nbuckets = 0', "columns.a.buckets=0"),
-        ('[columns.a]\ntype = "bool"\nbounds = [0, 1]', "columns.a.bounds=.* choose from"),
-        ('[target]\nname = "y"\ntask = "ranking"', "target.task='ranking'"),
-        ('[target]\nname = "y"\ndecimal = ""', "target.decimal='' is not allowed: give one character"),
-        ('[columns.a]\nthousands = ".."', "columns.a.thousands='..' is not allowed: give one character"),
-        ("[colums]\na = 1", "did you mean 'columns'"),
-        ("a = [", "it is not valid TOML"),
-    ],
+test_wrong_schemas_are_refused_with_their_place = refuses(
+    ('[columns.a]\ntype = "numbr"', "columns.a.type='numbr' is not allowed: choose one of"),
+    ("[columns.a]\nbound = [0, 1]", "columns.a.bound=.* did you mean 'bounds'"),
+    ("[columns]\na = [3, 1]", "columns.a.bounds=.* give low < high"),
+    ("[columns]\na = [1, 2, 3]", "columns.a.bounds=.* give a range"),
+    ('[columns]\na = ["x", "x"]', "columns.a.categories=.* give each word once"),
+    ('[columns.a]\ntype = "date"', "columns.a.bounds=None is not allowed: give the public range"),
+    ('[columns.a]\ntype = "hash"\nbuckets = 0', "columns.a.buckets=0"),
+    ('[columns.a]\ntype = "bool"\nbounds = [0, 1]', "columns.a.bounds=.* choose from"),
+    ('[target]\nname = "y"\ntask = "ranking"', "target.task='ranking'"),
+    ('[target]\nname = "y"\ndecimal = ""', "target.decimal='' is not allowed: give one character"),
+    ('[columns.a]\nthousands = ".."', "columns.a.thousands='..' is not allowed: give one character"),
+    ("[colums]\na = 1", "did you mean 'columns'"),
+    ("a = [", "it is not valid TOML"),
+    by=Schema.from_toml,
 )
-def test_wrong_schemas_are_refused_with_their_place(text: str, words: str) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        Schema.from_toml(text)
 
 
 def test_missing_and_unreadable_columns_are_refused() -> None:

@@ -94,29 +94,43 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     refused(path, "it is not utf-8 text")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('\x00i,city,oi,c",",7\n', "a line does not fit"),
-        ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
-        ("\n1,2\n", "its first line is empty, and must hold the names"),
-        ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
-        ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw 3\)"),
-        ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
-        ('a,b\n1,"oops\n2,"x"\n3,y\n', "a line does not fit the header .*expected after .* in line 3"),
-        ('a,b\n1,"oops\n2,x\n', "a line does not fit the header .*unexpected end of data"),
-    ],
-)
+BROKEN = [
+    ('\x00i,city,oi,c",",7\n', "a line does not fit"),
+    ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
+    ("\n1,2\n", "its first line is empty, and must hold the names"),
+    ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
+    ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw 3\)"),
+    ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
+    ('a,b\n1,"oops\n2,"x"\n3,y\n', "a line does not fit the header .*expected after .* in line 3"),
+    ('a,b\n1,"oops\n2,x\n', "a line does not fit the header .*unexpected end of data"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BROKEN)
 def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(content)
     refused(path, words)
 
 
+def test_blank_rows_and_empty_columns_at_the_end_are_nothing(tmp_path: Path) -> None:
+    """As spreadsheets leave them below and beside a table; an entry beside it would have no name."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,y,,\n1,2,,\n,,,\n , ,,\n3,,\n4,5,,,,\n,,\n")
+    table = read(path)
+    assert columns_of(path) == list(table.frame.columns) == ["a", "y"] and table.nameless == 2 and table.n == 3
+    assert table.frame["a"].tolist() == ["1", "3", "4"] and table.frame["y"].tolist() == ["2", None, "5"]
+    path.write_text("a,y,,\n1,2,,\n1,2,,7\n")
+    refused(path, r"a line does not fit the header \(Expected 2 fields in line 3, saw 4\)")
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"a": 1, "y": "b", "": null}\n{"a": null, "y": " "}\n{"a": 0, "y": null}\n')
+    assert columns_of(lines) == ["a", "y"] and read(lines).frame["a"].tolist() == [1, 0] and read(lines).nameless == 1
+
+
 def test_names_that_differ_by_blanks_alone(tmp_path: Path) -> None:
     """Blank ones are named by their place, in text and in parquet; two that become one are refused, never merged."""
     text, packed = tmp_path / "t.csv", tmp_path / "t.parquet"
-    for names, clean in (([" a", "\x0b", "b ", "\x0c"], ["a", "Unnamed: 1", "b", "Unnamed: 3"]), (["a", "a "], None)):
+    for names, clean in ((["\x0b", " a", "\x0c", "b "], ["Unnamed: 0", "a", "Unnamed: 2", "b"]), (["a", "a "], None)):
         text.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
         pyarrow.parquet.write_table(pyarrow.table({name: [1.0] for name in names}), packed)
         for path in (text, packed):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import messy
 import pandas
@@ -72,6 +74,60 @@ def test_public_rows_tell_the_rest() -> None:
     assert "warning" not in result.stderr
 
 
+TASKS = [
+    (["no", "yes"], 'task = "classification"\nclasses = ["no", "yes"]'),
+    (range(9), 'task = "regression"\nbounds = [0'),
+]
+
+
+@pytest.mark.parametrize(("y", "target"), TASKS)
+def test_public_rows_tell_the_task(y: Sequence[object], target: str) -> None:
+    Path("t.csv").write_text("x,y\n")
+    Path("p.csv").write_text("x,y\n" + "".join(f"{k},{y[k % len(y)]}\n" for k in range(30)))
+    result = invoke("schema", "t.csv", "--target", "y", "--sample", "p.csv")
+    assert target in result.stdout and "fill in" not in result.stderr
+
+
+STANDING = [
+    ([20, 31, 45, -999], "[20.0, 45.0]", ["-999"]),
+    ([0, 1, 2, 3, 99, 99], "[0.0, 3.0]", ["99"]),
+    ([18, 24, 33, 40, -1, -1, 9999], "[18.0, 40.0]", ["9999", "-1"]),
+    ([0, 1, 2, -1, -1], "[-1.0, 2.0]", []),
+    ([50, 70, 99, 100, 120], "[50.0, 120.0]", []),
+    (["2020-01-01", "2021-03-04", "2022-05-06", "9999-12-31"], '["2020-01-01", "2022-05-06"]', ["9999-12-31"]),
+]
+
+
+@pytest.mark.parametrize(("entries", "bounds", "absent"), STANDING)
+def test_entries_that_stand_for_missing_ones_are_in_no_range(
+    entries: list[Any], bounds: str, absent: list[str]
+) -> None:
+    Path("t.csv").write_text("x,y\n")
+    Path("p.csv").write_text("x,y\n" + "".join(f"{entry},{k % 2}\n" for k, entry in enumerate(entries)))
+    text = invoke("schema", "t.csv", "--target", "y", "--sample", "p.csv").stdout
+    column = Schema.from_toml(text).get("x")
+    assert f"bounds = {bounds}" in text and column is not None and column.absent == tuple(absent)
+    assert ("counts as missing" in text) == bool(absent)
+
+
+def test_public_rows_that_are_wrongly_taken_for_ids() -> None:
+    """Truth values identify nobody, an empty column neither."""
+    Path("t.csv").write_text("Nr.,mobile,email,,y\n")
+    Path("p.csv").write_text("Nr.,mobile,email,,y\n" + "".join(f"{k},{k % 2},,,{k % 2}\n" for k in range(30)))
+    schema = Schema.from_toml(invoke("schema", "t.csv", "--target", "y", "--sample", "p.csv").stdout)
+    assert [column.type for column in schema.columns] == ["id", "number", "id", "drop"]
+
+
+def test_sampled_ranges_are_not_called_declared() -> None:
+    Path("t.csv").write_text("x,z,y\n" + "".join(f"{k % 7},{k % 3},{k % 2}\n" for k in range(100)))
+    Path("p.csv").write_text("x,y\n1,0\n4,1\n")
+    Path("s.toml").write_text(
+        invoke("schema", "t.csv", "--target", "y", "--bounds", "z=0,2", "--sample", "p.csv").stdout
+    )
+    told = invoke("train", "t.csv", "--schema", "s.toml", "--dry-run", "--algorithm", "dp_gd").stdout
+    assert "from 1 to 4 (from public rows)" in told and "from 0 to 2 (declared)" in told
+
+
 def test_public_rows_that_do_not_settle_a_column_leave_it_open() -> None:
     Path("t.csv").write_text("when,price,y\n")
     Path("p.csv").write_text('when,price,y\n01/02/2024,"1,5",0\n03/04/2024,"2,5",1\n')
@@ -90,19 +146,19 @@ def test_parquet_has_types() -> None:
     assert columns == {"a": "number", "b": "bool", "c": "drop"} and text.count('"?"') == 2  # once in the words above
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["t.npz"], "it has no named columns"),
-        (["nowhere.csv"], "File not found"),
-        (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
-        (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
-        (["t.csv", "--sample", "e.csv"], "with rows that are public"),
-        (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
-    ],
-)
+REFUSED = [
+    (["t.npz"], "it has no named columns"),
+    (["nowhere.csv"], "File not found"),
+    (["nowhere.npz"], "File not found"),
+    (["t.csv", "--target", "z"], "Column not found: 'z', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--drop", "z"], "Column not found: 'z', given as columns"),
+    (["t.csv", "--target", "Y"], "Column not found: 'Y', given as target (the columns are 'a', 'y')"),
+    (["t.csv", "--sample", "e.csv"], "with rows that are public"),
+    (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
 def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:
     Path("t.npz").write_bytes(b"")
     Path("t.csv").write_text("a,y\n")

@@ -97,12 +97,9 @@ def test_one_weight_with_and_without_groups():
 
 
 def leaf(conv, size, n=2):
-    (_, rows), *_ = capture(*_with_loss(*case(conv, (conv.in_channels, *size), torch.float32, n)))[1].leaves()
+    module, x, y = case(conv, (conv.in_channels, *size), torch.float32, n)
+    (_, rows), *_ = capture(module, squares, x, y)[1].leaves()
     return rows
-
-
-def _with_loss(module, x, y):
-    return module, squares, x, y
 
 
 def test_the_smaller_of_products_and_factors_is_kept():

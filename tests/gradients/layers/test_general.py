@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from layer_reference import Built, agree, agrees_in_bfloat16, attached, capture, squares, truth
+from refusals import refuses
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -287,19 +288,13 @@ def test_dropout_inside_a_module_with_bare_parameters_draws_as_it_does_without_t
     torch.testing.assert_close(rows.sum(), whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "layer, remedy",
-    [
-        (nn.BatchNorm1d(3), "get_compatible_module"),
-        (nn.LSTM(3, 2), "get_compatible_module"),
-        (nn.LazyLinear(3), "run one batch"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "remove_parametrizations"),
-    ],
-    ids=lambda value: type(value).__name__,
+test_layers_without_a_rule_are_refused_by_name = refuses(
+    (nn.BatchNorm1d(3), "get_compatible_module"),
+    (nn.LSTM(3, 2), "get_compatible_module"),
+    (nn.LazyLinear(3), "run one batch"),
+    (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "remove_parametrizations"),
+    by=lambda layer: Layers(nn.Sequential(nn.Linear(2, 2), layer)),
 )
-def test_layers_without_a_rule_are_refused_by_name(layer, remedy):
-    with pytest.raises(InvalidInput, match=remedy):
-        Layers(nn.Sequential(nn.Linear(2, 2), layer))
 
 
 def test_an_argument_changed_in_place_after_the_call_is_found_out():
