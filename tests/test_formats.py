@@ -14,14 +14,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from isthmus import InvalidInput, Poisson, PrivateClassifier, plan
+from isthmus import InvalidInput, PrivateClassifier, plan
 from isthmus.base import storage
 from isthmus.codecs import Int8
 from isthmus.core.wire import FORMAT as STATE
 from isthmus.distributed.hooks import SketchState, WarmRank
 from isthmus.estimators import load, save
 from isthmus.estimators.stored import FORMAT as ESTIMATOR
-from isthmus.privacy import Gaussian, Ledger, LedgerCorrupt, PrivacyPlan, PrivacyStatement
+from isthmus.privacy import Gaussian, Ledger, LedgerCorrupt, Poisson, PrivacyPlan, PrivacyStatement
 from isthmus.privacy.event_json import canonical
 from isthmus.privacy.plan import Charge
 from isthmus.report.record import Record
