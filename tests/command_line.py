@@ -1,7 +1,5 @@
 """The command line in this process, and options that end soon."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ They are forked from one process that has imported what they need and done nothi
 has anything of the tests' own process.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

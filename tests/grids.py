@@ -1,7 +1,5 @@
 """Grids of cases in which every two values meet once, instead of all of them together."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

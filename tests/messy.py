@@ -1,7 +1,5 @@
 """A table such as a newcomer has: mixed types, gaps, words, thousands, identifiers, dates, and text labels."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

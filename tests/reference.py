@@ -1,7 +1,5 @@
 """Slow, plain versions of things, for tests."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """Refusals by table: what is given, and the words that say what is wrong with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

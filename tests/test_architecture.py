@@ -1,7 +1,5 @@
 """docs/architecture.md shows the tree that is there, and the code keeps its rules."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

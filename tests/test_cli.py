@@ -3,8 +3,6 @@
 Training and prediction are tested in tests/runs.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The demo: every line it can run, the table it prints, the report it writes."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

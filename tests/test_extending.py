@@ -1,7 +1,5 @@
 """examples/own_parts.py: five parts of somebody else's, defined outside the package, go through every door."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

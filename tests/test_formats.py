@@ -1,7 +1,5 @@
 """What is written names its format and version; another version is refused by name, not by a guess at what is wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

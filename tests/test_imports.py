@@ -1,7 +1,5 @@
 """What importing the package means: no torch until it is needed, and one module under each name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make mutants` changes what it says it changes, and its lists name what exists."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

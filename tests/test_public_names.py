@@ -1,7 +1,5 @@
 """Every public name exists, says what it is, and is listed."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """What the tests of private recipes share: a problem, common arguments, one round taken apart."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Iterator

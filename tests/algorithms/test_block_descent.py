@@ -1,7 +1,5 @@
 """DP-SkGD against the loop of paper 003: penalties on drawn coordinates, any law over subsets, matrix smoothness."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

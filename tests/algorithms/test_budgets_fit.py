@@ -3,8 +3,6 @@
 No data: a recipe is bound to public facts, and the ledger that a run would have is charged as a run charges it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The compressed first-order recipes: schedules, dimensions, outputs, clients, stop rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

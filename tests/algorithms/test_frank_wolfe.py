@@ -1,7 +1,5 @@
 """CompFW: vertices without a lift, the bound of Theorem E.2, away steps, line searches, the gap stop."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

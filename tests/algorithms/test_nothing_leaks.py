@@ -1,7 +1,5 @@
 """A private run shows its releases and nothing else: history, callbacks, bars, logs, stop rules, result, ledger."""
 
-from __future__ import annotations
-
 import logging
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Private recipes: what is accounted is what runs, bounds hold, nothing leaks beside the releases."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

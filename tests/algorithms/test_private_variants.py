@@ -1,7 +1,5 @@
 """Compressive, coordinate, variance-reduced and Frank-Wolfe recipes under privacy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

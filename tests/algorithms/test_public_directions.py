@@ -1,7 +1,5 @@
 """Paper 004 in the recipes: when projection starts, Lanczos for V_k, micro-batches and where gradients are clipped."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A start from labelled public rows: the public fit without a budget, the private one with a large one."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is bought before the loop: one record moves it by at most its bound, its noise is what is stated."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

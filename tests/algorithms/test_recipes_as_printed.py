@@ -1,7 +1,5 @@
 """Recipes against the pages of the papers: picks, draws, widths, averages, schedules and stops (001, 000, 002)."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Theorem E.1's output, approximate linear oracles (footnote 5) and Definition 8, against the loops of paper 001."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

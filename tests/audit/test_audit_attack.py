@@ -1,7 +1,5 @@
 """Attacks refute broken pipelines and no sound one; their bounds are exact or proved by brute force."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One record moves what a mechanism is handed by at most the stated bound, whatever the map and the neighbours."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

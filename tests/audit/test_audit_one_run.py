@@ -1,7 +1,5 @@
 """One run with canaries: what its bound says holds, and is near the truth; half the noise is caught by one run."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The one-run audit of the engine's training: sound in every precision that a CPU has, and a control that is caught."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

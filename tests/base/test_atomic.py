@@ -1,7 +1,5 @@
 """Files that are whole or not there, also where several processes write the same one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

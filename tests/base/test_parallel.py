@@ -1,7 +1,5 @@
 """Items that several threads share out: each is done once, by one thread, as the caller would have done it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

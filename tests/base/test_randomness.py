@@ -1,7 +1,5 @@
 """Hashes are the same whichever way they are computed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

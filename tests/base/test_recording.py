@@ -1,7 +1,5 @@
 """Recorded work of a device is what it computes; the parts of it that need no device are tested everywhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

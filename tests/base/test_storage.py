@@ -1,7 +1,5 @@
 """Trees on disk: what is read is what was written, and damage is refused."""
 
-from __future__ import annotations
-
 import enum
 import json
 import math

@@ -1,7 +1,5 @@
 """Tables on disk: the same rows, sums and refusals as in memory, read in slices."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

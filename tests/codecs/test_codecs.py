@@ -1,7 +1,5 @@
 """Codecs: exact bytes, unbiased both ways, the variance and the lengths that are stated."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Payloads that no codec wrote: refused with a reason, or read as finite numbers; never a crash, never much memory."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Listens where noise is drawn: `release` of every mechanism, `draw` of every sampler and the round's `close_stage`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clients of unequal size: every record counts the same, whatever the batches and however many clients are asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One core, two drivers: our loop and a user's torch loop equal a direct vmap loop to 1e-10."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The round: stages, releases, remote sums, memories, refusals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any

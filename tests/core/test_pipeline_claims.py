@@ -1,7 +1,5 @@
 """A pipeline that claims privacy in any way holds no unnoised look at the data, whichever slot it stands in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Networks without an engine: `minimize` and clients guard private passes as the engine does."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks: real gloo processes with different thread counts, one ledger, noise once, errors for everybody, lost ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

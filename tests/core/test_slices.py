@@ -1,7 +1,5 @@
 """Large data are looked at slice by slice: the same sums, norms that are kept, and no slice touches another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

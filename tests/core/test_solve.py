@@ -1,7 +1,5 @@
 """`minimize`: resuming, records, callbacks, bad input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

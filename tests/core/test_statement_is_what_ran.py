@@ -5,8 +5,6 @@ mechanism, the bound and the noise that was really added; by wrapping the round'
 one sample; and by wrapping `draw` of every sampler, which samplers drew.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

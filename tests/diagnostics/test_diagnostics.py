@@ -1,7 +1,5 @@
 """Diagnostics against dense linear algebra, on every kind of rows, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Event files where TensorBoard is installed, the error that names the extra where it is not."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path

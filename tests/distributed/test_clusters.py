@@ -1,7 +1,5 @@
 """Dask, Ray and Spark as they are: the engine places the rows, and the model is the one of one process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The pages of the documentation, and what stands in them: code blocks, headings, links."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator

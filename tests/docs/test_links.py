@@ -1,7 +1,5 @@
 """Links between pages, to anchors in them and to files lead somewhere; places beyond the repository are listed."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

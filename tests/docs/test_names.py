@@ -1,7 +1,5 @@
 """Names that the pages give exist: dotted names of the package in backticks, and extras of `pip install`."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import tomllib

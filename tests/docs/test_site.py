@@ -2,8 +2,6 @@
 from the disk it can be searched, and read on a narrow screen, light or dark.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Every code block of README and docs runs by itself, as it stands: in a fresh namespace, in an empty folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex

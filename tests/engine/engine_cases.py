@@ -1,7 +1,5 @@
 """Small private trainings, and the slow, plain loop they must equal: vmap(grad), clip, add, noise, lift, step."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

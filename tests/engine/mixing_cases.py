@@ -1,7 +1,5 @@
 """Modules in which examples meet, modules that read weights of others, and how far one record moves a clipped sum."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`accelerate` around private training: prepared before make_private, or after it, in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loop that calls the parts of a module by themselves: what it does between them is tried out as the module is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

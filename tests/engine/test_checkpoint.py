@@ -1,7 +1,5 @@
 """Checkpoints: training goes on as if nothing had happened, or not at all; epsilon never falls."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Collate functions in which records meet: padding that nobody masks, statistics of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

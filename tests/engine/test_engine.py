@@ -1,7 +1,5 @@
 """The promises of the engine: epsilon, budget, statement, and none without noise; the module and what is around it."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """`make_private(group=)`: real gloo ranks train one private module, with one ledger and noise once."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

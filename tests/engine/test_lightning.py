@@ -1,7 +1,5 @@
 """Lightning's Trainer around private training: closures, schedulers, validation, checkpoints."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

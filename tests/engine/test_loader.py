@@ -1,7 +1,5 @@
 """The private loader: workers, collate functions, empty batches, epochs left in the middle."""
 
-from __future__ import annotations
-
 import random
 from collections import namedtuple
 from collections.abc import Callable

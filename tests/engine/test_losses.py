@@ -1,7 +1,5 @@
 """What a loop's own loss does with the examples of a batch: sums called means, weighed means, terms of two examples."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What a step held is gone when it ends: no cycle keeps tensors until the collector of garbage comes by."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Examples that meet and weights that are read elsewhere: impossible by construction, or found and refused."""
 
-from __future__ import annotations
-
 import copy
 import random
 import secrets

@@ -1,7 +1,5 @@
 """What users train: frozen layers, adapters, tied weights, checkpointed blocks, layers of their own, experts."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import warnings

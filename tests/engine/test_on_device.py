@@ -1,7 +1,5 @@
 """A GPU computes, with recordings and without, the clipped sums that the CPU computes; skipped where there is none."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

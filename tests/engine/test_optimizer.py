@@ -1,7 +1,5 @@
 """The user's optimiser, schedulers and loop stay what they are."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Every option is supported, or refused by its name with a reason; bad input is refused before anything happens."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

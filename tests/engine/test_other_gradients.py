@@ -1,7 +1,5 @@
 """Gradients that a loop takes for itself: only the backward pass that a step belongs to tells the rows of examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Whose pass it is: every record is clipped once a round, and no sample is used in two."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Rows as the device computes them: exact products, mean losses in bfloat16, records that overflow."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Copies and pickles of a module in private training are plain modules, and leave the training alone."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Batches of every size that chance draws: none, one, two, and as many examples as something else of the module has."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Random layers draw from secrets and leave the user's generators alone; noise of a seed is "not private" for good."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

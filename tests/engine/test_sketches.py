@@ -1,7 +1,5 @@
 """Every sketch and every clipping equals the plain loop with dense maps, on real Poisson batches."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers that take no part in some batches: stochastic depth, branches not taken, experts that nobody asked."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

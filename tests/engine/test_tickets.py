@@ -1,7 +1,5 @@
 """Batches out of step: no loop carries one record into two sums of a round."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """Small tables for tests of estimators, and predictions made the slow way."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

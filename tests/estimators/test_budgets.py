@@ -1,7 +1,5 @@
 """What fits spend: partial fits, weights, class weights, ledgers, checkpoints and searches of others."""
 
-from __future__ import annotations
-
 import math
 import signal
 import subprocess

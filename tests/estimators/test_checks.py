@@ -5,8 +5,6 @@ weights.  With secret noise the checks that compare two fits fail as well, and o
 the many small tables of the checks do not each calibrate their own noise.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies of a half-spent model: of all of them one makes the next call, or a ledger counts what each of them spends."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

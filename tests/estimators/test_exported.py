@@ -1,7 +1,5 @@
 """A model as scikit-learn or ONNX predicts with it: the same numbers, and the statement beside them."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable

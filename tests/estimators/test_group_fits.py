@@ -1,7 +1,5 @@
 """Fits by ranks: real gloo processes, each with its own rows, one model, one ledger, errors for everybody."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import warnings

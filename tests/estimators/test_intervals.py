@@ -1,7 +1,5 @@
 """Intervals of coefficients: they hold the truth as often as they say, no less and not much more, or are refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nothing is learned from the records outside the budget: warnings where it is, and neighbours where it is not."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """A mistake in the path of a ledger: no door opens a new one without a limit in silence."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

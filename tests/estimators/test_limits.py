@@ -1,7 +1,5 @@
 """As epsilon grows a private model tends to the one without noise: on skewed, heavy-tailed, imbalanced tables too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the estimators predict, against a slow reference, and that they behave as scikit-learn's do."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

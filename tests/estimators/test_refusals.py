@@ -1,7 +1,5 @@
 """Wrong arguments are refused with their name and the remedy, before data is read or budget is spent."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an adversarial reading found: each of these once failed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

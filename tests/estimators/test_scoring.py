@@ -1,7 +1,5 @@
 """`private_score`: figures right on average, noise as large as they say, and a row moves them by the bound."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

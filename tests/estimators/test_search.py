@@ -1,7 +1,5 @@
 """Private selection: its choice has the stated law, its cost is the stated one, and nothing else is shown."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from contextlib import nullcontext

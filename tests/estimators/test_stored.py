@@ -1,7 +1,5 @@
 """Models on disk: the same after loading, and refused where the file is not what was written."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

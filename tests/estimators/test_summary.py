@@ -1,7 +1,5 @@
 """`private_summary` and `isthmus describe`: right on average, noise as large as they say, nothing else is read."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

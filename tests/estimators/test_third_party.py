@@ -1,7 +1,5 @@
 """Losses, recipes and sets that somebody else wrote: planned, fitted, saved and loaded like the library's own."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import subprocess

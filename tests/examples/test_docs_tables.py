@@ -1,7 +1,5 @@
 """docs/tables.md: its schema is one, its table of readings is true."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

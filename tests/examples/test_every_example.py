@@ -1,7 +1,5 @@
 """Every example runs at its small size, without any data set, and says what it guarantees."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

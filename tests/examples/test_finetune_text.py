@@ -1,7 +1,5 @@
 """The fine-tuning experiment: what is trained and what is not, the choice on validation texts, a whole small run."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Cards of notebooks, bars in them, and the two executed notebooks: their code runs, and what they show is whole."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The one list of row kinds that every contract test runs over: name -> (n, dtype) -> (rows, float64 reference)."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse as sp
 import torch

@@ -1,7 +1,5 @@
 """Sums that are certain: constructed worst cases for every kind of rows, against exact sums and between neighbours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

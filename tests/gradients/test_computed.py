@@ -1,7 +1,5 @@
 """Rows as a device computes them: what is added of a record is no longer than its clip, whatever its factors are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

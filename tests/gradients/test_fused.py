@@ -1,7 +1,5 @@
 """Sums, norms and weights in one kernel each, against obvious ones; skipped where there is no GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Sums in whole numbers: a record is no longer than its bound, and the others do not notice it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What every kind of rows promises, against its float64 matrix."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Micro-batches: a record touches its own group and no other, whatever it holds."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

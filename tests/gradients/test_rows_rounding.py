@@ -1,7 +1,5 @@
 """Norms where floating point is at its worst: cancellation, underflow, overflow, reduced precision."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The slow two-stage answer, and one small instance of every set."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Basis pursuit, CoSaMP and the lift parts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

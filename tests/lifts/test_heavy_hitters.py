@@ -1,7 +1,5 @@
 """A memory of codes at the server: nothing is lost, and a run goes on from it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

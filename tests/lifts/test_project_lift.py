@@ -1,7 +1,5 @@
 """Project-and-lift against the two-stage conic answer, over every set, and at the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Which modules are refused, why, and what the repaired copy is."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Recurrent layers built of linear ones: torch's numbers, torch's names, and per-example gradients."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The margin of a record is its own: other records do not change its last digit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

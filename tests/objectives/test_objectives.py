@@ -1,7 +1,5 @@
 """Objectives against autograd, torch.func, scikit-learn and SciPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

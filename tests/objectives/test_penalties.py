@@ -1,7 +1,5 @@
 """Proximal maps against brute force, and the two ways of using a penalty against each other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Facts that an objective reads off its data: declared, or warned of and stated by every private run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What Opacus' names mean here, one by one, and which of them refuse and why."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

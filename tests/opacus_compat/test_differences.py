@@ -1,7 +1,5 @@
 """docs/migrating/opacus.md: everything it lists as different is so, and nothing else of Opacus' names is missing."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import pkgutil

@@ -1,7 +1,5 @@
 """Scripts written for Opacus run after their imports are changed (what differs: test_differences.py)."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

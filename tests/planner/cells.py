@@ -1,7 +1,5 @@
 """Small problems with known public facts, one for each regime that the planner tells apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

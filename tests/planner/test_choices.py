@@ -1,7 +1,5 @@
 """Every choice is complete: its recipe runs, and costs what was said."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

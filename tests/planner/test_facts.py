@@ -1,7 +1,5 @@
 """What the planner may know: checked, frozen, and public."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

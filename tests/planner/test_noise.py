@@ -1,7 +1,5 @@
 """The noise that a choice announces is the noise that its recipe makes: multipliers, and what margins get."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rules: which one speaks where, and that what it picks does win there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan as text."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ each of its first rounds and answers after it, then goes on; "budget" waits once
 when the budget refuses.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import types

@@ -6,8 +6,6 @@ there: beside the name of the test that shows what the guarantee is worth withou
 it false, with the reason.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clips: weights, bounded sums, and both at the ends of the range of numbers."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Losses of many rounds against an independent integral and closed forms, down to deltas far below rounding."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting as dpa

@@ -1,7 +1,5 @@
 """The ledger's rules: records in memory and in files, the chain, the budget, reservations and refunds."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib

@@ -1,7 +1,5 @@
 """Events as JSON: every kind survives, equal events are one, and what cannot be written is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Ledgers of JSON lines, which earlier versions wrote: read once, and nothing of them is lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Killed at any moment, on a full disk, shared by several processes: the ledger never says less than the truth."""
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

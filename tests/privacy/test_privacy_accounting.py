@@ -1,7 +1,5 @@
 """Accounting against published values, the library's traps, its corners, what it refuses, and calibration."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Noise drawn on a device: ChaCha20 against its standard, one key a call, and what happens without it."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mechanisms: their laws, their events, what they refuse, and releases of large values."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """The secret source: right laws at the stated scale and no other, no draw twice, from the bits on."""
 
-from __future__ import annotations
-
 import copy
 import math
 import multiprocessing

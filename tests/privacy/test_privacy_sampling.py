@@ -1,7 +1,5 @@
 """Private samplers draw secretly, divide by public constants and state their event; clips that adapt pay."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Skellam noise: exact draws, and never worse than the Gaussian it is counted as, in one dimension and in several."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction

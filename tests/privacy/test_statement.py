@@ -1,7 +1,5 @@
 """A statement is what the accountant says, in words of the mechanisms that ran; leaks and large deltas are named."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whoever may stop on what was released needs the plan's epsilon: that of the rounds made is not enough."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Smooth features: distributions behind noisy counts, orthonormal functions, rows that depend on no other row."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

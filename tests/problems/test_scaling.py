@@ -1,7 +1,5 @@
 """Matrices seen through public maps of their rows, against rows mapped one by one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A real browser for tests: headless Chromium, spoken to over two pipes by the DevTools protocol."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

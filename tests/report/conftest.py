@@ -1,7 +1,5 @@
 """The browser's tests run where there is a browser; with ISTHMUS_BROWSER set they always run, and fail without one."""
 
-from __future__ import annotations
-
 from chromium import PATH
 
 collect_ignore = [] if PATH else ["test_report_browser.py"]

@@ -1,7 +1,5 @@
 """Records of real runs: a private one with everything beside it, one with seeded noise, one as published, one bare."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cache

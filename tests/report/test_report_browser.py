@@ -1,7 +1,5 @@
 """The report in a real Chromium: phone and desktop, light and dark, on screen and on paper."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import closing

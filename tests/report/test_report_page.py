@@ -1,7 +1,5 @@
 """The report as HTML text: what it says, what it leaves out, and that it is well made; no browser is needed."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

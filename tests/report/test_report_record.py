@@ -1,7 +1,5 @@
 """The record: read, checked, written; and built from fitted estimators."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """The charts: well-formed, true to their numbers, and told in words."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

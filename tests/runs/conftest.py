@@ -1,7 +1,5 @@
 """Every test runs in an empty folder of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

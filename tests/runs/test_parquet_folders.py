@@ -1,7 +1,5 @@
 """`isthmus train` on a folder of Parquet files: the model of one file, encoded as it is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings from a TOML file and options, and what is refused before any data is read."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

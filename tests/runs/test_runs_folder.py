@@ -1,7 +1,5 @@
 """A run's folder appears whole, and a damaged one is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 tests/chaos stops the command at any moment, and in other ways.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Figures of test rows: of the targets as they are, inside epsilon, and no number where the noise would hide it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From a newcomer's table to numbers: what is guessed is named as a leak, what is declared or public is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a newcomer's file once was read as, without a word: each is read right, or refused with what to do."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -1,7 +1,5 @@
 """`isthmus train` and `predict` from end to end: a newcomer's csv, shared budgets, damaged folders, no leak unsaid."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`isthmus train` on ranks: two real processes, one folder; an error ends all of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

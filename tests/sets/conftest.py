@@ -1,7 +1,5 @@
 """The one list of sets that every contract test runs over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sets from callables and from objects with `.prox` and `.lmo`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What every bounded convex set promises, over the one list in conftest.py."""
 
-from __future__ import annotations
-
 import math
 
 import cvxpy as cp

@@ -1,7 +1,5 @@
 """The derivative of a projection: that of its differences, symmetric and between 0 and I."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

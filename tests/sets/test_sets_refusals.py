@@ -1,7 +1,5 @@
 """Wrong arguments and missing operations are refused by name, value and remedy."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The scales t with x in t C, for sets that need not hold 0: against a search through all t by the definition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The linear-time l1 and simplex projections against the sort method, on hard inputs and from any warm start."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

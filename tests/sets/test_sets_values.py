@@ -1,7 +1,5 @@
 """Known values: vertices, diameters, gauges and widths worked out by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

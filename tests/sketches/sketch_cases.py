@@ -1,7 +1,5 @@
 """The one list of drawn sketches that every contract test runs over."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """What every drawn sketch promises, against its own dense matrix."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Maps on another device: the `meta` device has no memory, so that a value read back or a tensor left behind shows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_sketches_modules import LAYERED, SPACE, bound

@@ -1,7 +1,5 @@
 """Certified gains hold for the maps as they are applied, in float32 and in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Sketches that are never stored, checked without their matrix."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The distributions behind the maps: means, variances and coverage, accepted and rejected."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Sketches of layered spaces: factored codes, public subspaces, residuals and schedules."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What training a module asks of sketches: leafwise lifts, factored blocks, kept copies, public data of the engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

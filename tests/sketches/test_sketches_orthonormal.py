@@ -1,7 +1,5 @@
 """Orthonormal bases and the top directions of public gradients, against QR and SVD."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse as sp

@@ -1,7 +1,5 @@
 """Public subspaces held as factors, against the matrix V itself; inner products of rows, against dense ones."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Wrong arguments: each is refused with its name and a remedy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusals import refuses

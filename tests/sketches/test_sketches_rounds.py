@@ -1,7 +1,5 @@
 """Short count-sketches of a loop: tables that are made for several rounds at once, and codes that are lifted once."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

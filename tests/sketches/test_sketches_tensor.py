@@ -1,7 +1,5 @@
 """The tensor sketch: its hashes, its Fourier codes and its law."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.sparse as sp
 import torch

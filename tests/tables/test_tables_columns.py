@@ -4,8 +4,6 @@ pandas gives a column the type that all of its entries fit, and finds entries eq
 would let one record decide how all others become numbers, which no clip bounds.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

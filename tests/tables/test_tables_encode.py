@@ -1,7 +1,5 @@
 """Columns become numbers row by row, by rules that look at no other row; schemas survive TOML."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`TableEncoder`: the same numbers from pandas, polars and dicts; nothing learned; errors that say what to declare."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

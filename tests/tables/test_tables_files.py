@@ -1,7 +1,5 @@
 """Reading files: every format, what the header alone decides, and what is refused with what to do."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

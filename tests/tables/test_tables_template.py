@@ -1,7 +1,5 @@
 """`isthmus schema`: a schema to fill in, from the header, the options and public rows, without a look at a row."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

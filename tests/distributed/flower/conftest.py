@@ -1,7 +1,5 @@
 """Flower is an extra: without it these tests are left out, and say so."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """What server and clients agree on: public lengths of sums, one plan, and no more clients than it has."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

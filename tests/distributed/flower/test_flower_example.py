@@ -1,7 +1,5 @@
 """The app of examples/flower, over a grid in this process."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Private runs over Flower: one ledger at the server, public divisors, secret coins, and two statements."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers and orders as bytes: what is damaged, stale or forged is refused, before it is added."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from dataclasses import replace

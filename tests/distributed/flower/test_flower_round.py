@@ -1,7 +1,5 @@
 """Runs over real Flower messages in one process: equal to clients without Flower, whatever is lost on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

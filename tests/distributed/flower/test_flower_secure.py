@@ -1,7 +1,5 @@
 """Secure aggregation over Flower: the server sees noisy totals, whoever is lost, and the ledger is charged first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The hooks of DistributedDataParallel on two real gloo processes with different thread counts."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any

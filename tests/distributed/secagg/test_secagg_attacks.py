@@ -1,7 +1,5 @@
 """A server that replays and alters what it sends: what its clients answer then, run and not only read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server that tells honest clients different things: what it reads has the noise that was promised, or more."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from test_secagg_round import Round, plain

@@ -1,7 +1,5 @@
 """The parts of secure aggregation: packed fields, packed shares, primitives, rounding with an enforced bound."""
 
-from __future__ import annotations
-
 import math
 import os
 from fractions import Fraction

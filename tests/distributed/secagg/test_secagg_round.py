@@ -1,7 +1,5 @@
 """Whole rounds: exact sums with clients lost at any moment, refusals that keep their charge, and wrong messages."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The slow way to per-example gradients: one backward pass an example, in float64, laid out as the flat space is."""
 
-from __future__ import annotations
-
 import copy
 import math
 

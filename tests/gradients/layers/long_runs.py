@@ -3,8 +3,6 @@
 python tests/gradients/layers/long_runs.py BERT T5 --batches 10000 --expected 2     (no names: every family)
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The families of docs/models.md: how to build each with a few hundred parameters, and what to feed it."""
 
-from __future__ import annotations
-
 import pytest
 from model_zoo import COMMON, NO_DROPOUT, PICTURE, WORDS, masked_words, pictures, words
 

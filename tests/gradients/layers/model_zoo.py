@@ -1,7 +1,5 @@
 """Models people bring, tiny and with random weights: what to build, what to feed, and what is known of each."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 

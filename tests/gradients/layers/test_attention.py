@@ -1,7 +1,5 @@
 """`nn.MultiheadAttention` and what torch builds of it, against one backward pass an example."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Embeddings and bags against one backward pass an example, and the rows they have against their matrix."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Modules that own bare parameters, by taps at operations: against one backward pass an example."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/models.md says of every family what becomes of it: here each is built, and judged."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

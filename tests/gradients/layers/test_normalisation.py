@@ -1,7 +1,5 @@
 """Normalisations against one backward pass an example."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from layer_reference import Built, agree, capture, squares, truth

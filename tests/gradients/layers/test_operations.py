@@ -1,7 +1,5 @@
 """Taps at operations: every use of a parameter against one backward pass an example, alone and beside other layers."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 

@@ -1,7 +1,5 @@
 """Parameters that several layers share, and the row kinds that hold their gradients."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
