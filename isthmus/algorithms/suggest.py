@@ -67,7 +67,7 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
-    ranges_b: Range = (10.0, 100.0)
+    ranges_b: Range = (10.0, 40.0)
     ranges_least_b: float = 115.0
     """Ranges of columns within declared ones are bought where b over d is between these and b is at least this:
     declared ones may be far wider than what is in them."""
