@@ -192,13 +192,18 @@ class TargetRange(_Histogram):
     share: float = 0.02
     name: str = "targets"
 
+    @classmethod
+    def among(cls, b: float) -> TargetRange:
+        """As much of the budget as lets an octave that has half of the records stand 8 standard deviations out."""
+        return cls(min(0.3, max(cls.share, (16 / b) ** 2)))
+
     def rows(self, objective: LinearModel) -> Counts:
         """The octave of y."""
         return Counts(lambda lo, hi: octaves(objective.y[lo:hi, None]), objective.n, 1, BINS)
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
-        low, high, _ = ranges(bought[None], noise, terms.n)
+        low, high, _ = ranges(bought[None], noise, terms.n, likeliest=True)
         target_range = float(low), float(high)
         return replace(prepared, objective=scaled_targets(prepared.objective, *target_range), target=target_range)
 
@@ -294,8 +299,10 @@ _PLACED, _SURE = 45.0, 0.2
 looks are taken as are off by at most so much."""
 
 
-def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
+def place_of_targets(b: float, alone: bool, left: float = 1.0) -> list[SumPurchase]:
     """What finds targets in [-1, 1]: their median by halves and their reach by powers of two; their mean, if `alone`.
+
+    left  of the budget, after what was bought before
 
     A declared range is often far wider than what is in it, and noise is in proportion to the range.  Ten looks at one
     number each tell more than a histogram does: its median adds up the noise of half of its bins.
@@ -303,7 +310,7 @@ def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
     >>> [round(item.share, 4) for item in place_of_targets(450.0, alone=False)[:2]]
     [0.001, 0.001]
     """
-    share = 0.7 if alone else min(0.15, (_PLACED / b) ** 2)
+    share = left * (0.7 if alone else min(0.15, (_PLACED / b) ** 2))
     looks = int(min(_HALVES + len(_REACHES), max(2.0, share * (_SURE * b) ** 2)))
     halves = min(looks, _HALVES)
     reaches, each = _REACHES[: looks - halves], share / looks
@@ -312,7 +319,7 @@ def place_of_targets(b: float, alone: bool) -> list[SumPurchase]:
     for i, power in enumerate(reaches):
         items.append(TargetReach(each, f"target reach {i + 1}", 2.0**power, power == reaches[-1]))
     if alone:
-        items.append(TargetMean(0.98 - share))
+        items.append(TargetMean(0.98 * left - share))
     return items
 
 
@@ -511,11 +518,11 @@ def octaves(x: Tensor) -> Tensor:
     return torch.where(size == 0, 0, torch.where(x < 0, -power, power)).long() + BINS // 2
 
 
-def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def ranges(counts: Tensor, noise: float, n: int, likeliest: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The outer edges of the octaves that clearly hold records, and the second moment of what is scaled by them.
 
     A bin counts when it stands clearly out of the noise of all bins, or somewhat and not far beyond one that does, and
-    holds at least 0.2 % of the records.
+    holds at least 0.2 % of the records.  Where none does it is [-1, 1], or the `likeliest` bin and those beside it.
     """
     power = torch.arange(1, BINS // 2 + 1, dtype=torch.float64) + _MIN_POWER - 1
     outer, inner, zero = 2.0**power, 2.0 ** (power - 1), torch.zeros(1, dtype=torch.float64)
@@ -525,6 +532,9 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     # a bin of noise far out would stretch the range by powers of two; within reach of sure ones less is enough
     size = torch.maximum(-below, above)
     filled = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
+    if likeliest and not bool(filled.any()):
+        most = int(counts.argmax())
+        filled[:, max(0, most - 1) : most + 2] = True
     low = torch.where(filled, below, math.inf).amin(1)
     high = torch.where(filled, above, -math.inf).amax(1)
     nonempty = (low < high) & filled.any(1)

@@ -71,6 +71,8 @@ class Constants:
     ranges_least_b: float = 115.0
     """Ranges of columns within declared ones are bought where b over d is between these and b is at least this:
     declared ones may be far wider than what is in them."""
+    range_b: float = 30.0
+    """Below this b the range of targets may not be found where it was not declared."""
     placed_b: float = 1000.0
     """Below this b targets are found in their range by counts of one number each; above it a histogram tells more."""
     # ------------------------------------------------------------ plain runs

@@ -929,17 +929,24 @@ class PrivateRegressor(RegressorMixin, _PrivateLinear):
             bounds = float(low), float(high)
             if self._private:
                 remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
-        buys: tuple[purchases.SumPurchase, ...] = ()
+        buys: list[purchases.SumPurchase] = []
+        if bounds is None:
+            buys.append(purchases.TargetRange())
         if self._places_targets and (certainty := posing._certainty(self, X.shape[0])) < suggest.CONSTANTS.placed_b:
+            if buys:
+                buys = [purchases.TargetRange.among(certainty)]
+            if buys and certainty < suggest.CONSTANTS.range_b:
+                found = "the range of y (target_bounds) was not declared, and so few records may not tell it"
+                remarks = (*remarks, f"{found} (n mu = {certainty:.3g}): predictions may be far off")
             alone = self._mean_alone(X.shape[0])
-            buys = tuple(purchases.place_of_targets(certainty, alone))
+            buys += purchases.place_of_targets(certainty, alone, 1 - sum(item.share for item in buys))
             if alone:
                 few = f"too few records for this epsilon (n mu = {certainty:.3g}) to tell more than the mean of y"
                 remarks = (*remarks, f"there were {few}: the columns were not used")
         if bounds is None:
-            return model, (purchases.TargetRange(), *buys), remarks
+            return model, tuple(buys), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
-        return purchases.scaled_targets(model, *self.target_bounds_), buys, remarks
+        return purchases.scaled_targets(model, *self.target_bounds_), tuple(buys), remarks
 
     @property
     def _places_targets(self) -> bool:

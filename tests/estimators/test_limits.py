@@ -143,3 +143,14 @@ def test_a_public_model_is_not_spoilt_by_few_private_records() -> None:
     given = {"bounds": (-1, 1), "target_bounds": (0, 100), "public": (rows, targets)}
     fits = [PrivateRegressor(0.1, 1e-5, **given, noise_seed=k).fit(X, y) for k in range(2)]
     assert fits[0].score(X, y) > 0.6 and (fits[0].predict(X) == fits[1].predict(X)).all()
+
+
+@pytest.mark.parametrize(("epsilon", "worst"), [(0.1, -4.0), (0.5, 0.3)])
+def test_an_undeclared_range_of_targets_is_found_among_few_records(epsilon: float, worst: float) -> None:
+    """Targets of 15,000 to 45,000: the range that is bought was (-1, 1) once, and nothing was said."""
+    X, y = narrow(300, 3)
+    y = 30_000 + 4_000 * (y - 70)
+    fits = [PrivateRegressor(epsilon, 1e-5, bounds=(-1, 1), noise_seed=k).fit(X, y) for k in range(4)]
+    assert sorted(model.score(X, y) for model in fits)[1] > worst
+    assert all(0 < model.target_bounds_[0] < 28_000 < model.target_bounds_[1] for model in fits)
+    assert any("may be far off" in line for line in fits[0].privacy_.assumptions) == (epsilon == 0.1)
