@@ -115,7 +115,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
 
     >>> read("people.xls")
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
+    isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv or JSON lines ...
     """
     file, reading = Path(path), reading or Reading()
     kind = format_of(file)
