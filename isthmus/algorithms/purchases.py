@@ -203,7 +203,10 @@ class TargetRange(_Histogram):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """The mapped targets."""
-        low, high, _ = ranges(bought[None], noise, terms.n, likeliest=True)
+        counts = bought.clone()
+        if isinstance(prepared.objective.targets, CountTargets):
+            counts[: BINS // 2] = 0  # what counts below 0 hold is noise
+        low, high, _ = ranges(counts[None], noise, terms.n, likeliest=True)
         target_range = float(low), float(high)
         return replace(prepared, objective=scaled_targets(prepared.objective, *target_range), target=target_range)
 
