@@ -276,6 +276,10 @@ class RowMap:
     limit: float | None = 1.0
     bias: float = 0.0
 
+    def __post_init__(self) -> None:
+        both = (self.low is None) == (self.high is None)
+        validate.check(both, "high", self.high, "give low and high, or neither")
+
     def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through the map."""
         base = Scaled.of(as_matrix("X", X))

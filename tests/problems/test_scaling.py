@@ -369,3 +369,9 @@ def test_what_a_model_says_of_a_row_does_not_depend_on_the_other_rows(classes: i
         for keep in neighbours(n):
             less = model.predict_proba(rows[keep.numpy()]), model.decision_function(rows[keep.numpy()])
             assert all(np.array_equal(a[keep.numpy()], b) for a, b in zip(whole, less, strict=True))
+
+
+def test_a_map_with_one_end_of_a_range_is_refused() -> None:
+    """A stored model of a stranger had one, and its first prediction ended in an assertion."""
+    with pytest.raises(InvalidInput, match="give low and high, or neither"):
+        RowMap(low=torch.zeros(2))
