@@ -245,7 +245,7 @@ class TargetHalf(SumPurchase):
 class TargetReach(SumPurchase):
     """How many targets lie in [-1, 1]: where nearly all do it is made shorter by `factor`, else longer.
 
-    last  targets are clipped to what was found and half as much again, but not beyond the range they began with
+    last  targets are clipped somewhat beyond what was found, but not beyond the range they began with
     """
 
     share: float
@@ -263,11 +263,11 @@ class TargetReach(SumPurchase):
 
     def apply(self, prepared: Purchased, bought: Tensor, noise: float, terms: Terms) -> Purchased:
         """Another unit for targets."""
-        nearly = max(_FEWEST * terms.n, _NEARLY_ALL * terms.n - 1.5 * noise)  # few records cannot tell all but a few
+        nearly = max(_FEWEST * terms.n, _NEARLY_ALL * terms.n - 1.5 * noise)  # so that noise rarely hides that all are
         factor = 1 / self.factor if float(bought) > nearly else self.factor
         if not self.last:
             return _recentred(prepared, 0.0, factor)
-        (first, unit), reach = prepared.centre or (0.0, 1.0), max(1.5, terms.n * terms.mu / 80) * factor
+        (first, unit), reach = prepared.centre or (0.0, 1.0), max(_BEYOND, terms.n * terms.mu / _GENEROUS) * factor
         low, high = max(-reach, (-1 - first) / unit), min(reach, (1 - first) / unit)
         return _recentred(prepared, (low + high) / 2, (high - low) / 2, low, high)
 
@@ -298,8 +298,11 @@ _HALVES, _REACHES = 6, (1.5, 0.75, 0.375, 0.1875)
 _NEARLY_ALL, _FEWEST = 0.95, 0.8
 """Shares of the records."""
 _PLACED, _SURE = 45.0, 0.2
-"""b times the square root of the share that tells the place of targets: each look is then off by 5 % of them; as many
-looks are taken as are off by at most so much."""
+"""b times the square root of the share that tells the place of targets: ten looks are then off by 7 % of them each;
+with fewer records as many looks are taken as are off by at most so much."""
+_BEYOND, _GENEROUS = 1.5, 80.0
+"""Targets are clipped at this times the reach that was found, or at b over the second: noise in a wide range costs less
+the more records there are, and what is cut off a heavy tail costs the same."""
 
 
 def place_of_targets(b: float, alone: bool, left: float = 1.0) -> list[SumPurchase]:
@@ -485,8 +488,10 @@ def _unseen(prepared: Purchased, squares: Tensor, noise: float) -> Tensor:
 
     Their variance did not stand out of its noise, so that they have the largest weight of all; nor do their squares.
     """
-    unseen, (*_, last) = torch.zeros(len(squares), dtype=torch.bool), (None, *(prepared.transform or RowMaps(())).maps)
-    if isinstance(last, RowMap) and last.bias and last.weight is not None:
+    unseen = torch.zeros(len(squares), dtype=torch.bool)
+    maps = () if prepared.transform is None else prepared.transform.maps
+    last = maps[-1] if maps else None
+    if isinstance(last, RowMap) and last.bias and last.weight is not None:  # all columns but the constant
         unseen[:-1] = (last.weight == last.weight.max()) & (squares[:-1] < _HIDDEN * noise)
     return unseen
 
